@@ -1,0 +1,76 @@
+"""What people see: notes and progress on standard error, tables and results on standard output."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+def note(message: str) -> None:
+    """One line of what is going on."""
+    sys.stderr.write(message.replace("\n", " ") + "\n")
+
+
+def warn(message: str) -> None:
+    """One line of what the user should look at."""
+    note(f"warning: {message}")
+
+
+def say(text: str) -> None:
+    """A result."""
+    sys.stdout.write(text + "\n")
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; columns whose cells are all numbers stand to the right."""
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 160)  # a pipe has no edge to wrap at
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold", pad_edge=False)
+    for position, name in enumerate(header):
+        numeric = bool(rows) and all(isinstance(row[position], int | float) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell_text(cell) for cell in row))
+    console.print(table, highlight=False, markup=False)
+
+
+def cell_text(cell: object) -> str:
+    """Numbers with separators and three decimals, everything else as it is."""
+    if isinstance(cell, bool) or not isinstance(cell, int | float):
+        return str(cell)
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.3f}"
+
+
+@contextmanager
+def progress(description: str, total: float | None, unit: str = "") -> Iterator[Callable[[float], None]]:
+    """Show how far a job is: a bar on a terminal, a line every ten seconds elsewhere. Yields `advance(amount)`."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        with lines_of_progress(description, total, unit) as advance:
+            yield advance
+        return
+    amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda step: bar.advance(task, step)
+
+
+@contextmanager
+def lines_of_progress(description: str, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
+    done = 0.0
+    last = time.monotonic()
+
+    def advance(step: float) -> None:
+        nonlocal done, last
+        done += step
+        if time.monotonic() - last >= 10:
+            last = time.monotonic()
+            note(f"{description}: {done:,.0f}" + (f" of {total:,.0f}" if total else "") + f" {unit}".rstrip())
+
+    yield advance
