@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 
 def note(message: str) -> None:
@@ -26,17 +27,19 @@ def say(text: str) -> None:
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; columns whose cells are all numbers stand to the right."""
-    console = Console(soft_wrap=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 160)  # a pipe has no edge to wrap at
+    """Print a table, as wide as the terminal or, into a file or pipe, as wide as it is; numbers stand to the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold", pad_edge=False)
     for position, name in enumerate(header):
         numeric = bool(rows) and all(isinstance(row[position], int | float) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(cell_text(cell) for cell in row))
-    console.print(table, highlight=False, markup=False)
+        table.add_row(*(Text(cell_text(cell)) for cell in row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 10_000
+    with console.capture() as capture:
+        console.print(table, highlight=False)
+    say("\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n")
 
 
 def cell_text(cell: object) -> str:

@@ -40,7 +40,7 @@ class CorpusConfig:
     def __post_init__(self) -> None:
         if not self.corpus:
             raise UserError("corpus: nothing to read; name at least one file, folder or catalogue entry")
-        if not (0 <= self.validation_fraction and 0 <= self.test_fraction):
+        if min(self.validation_fraction, self.test_fraction) < 0:
             raise UserError("validation_fraction and test_fraction: must not be negative")
         if self.validation_fraction + self.test_fraction >= 1:
             raise UserError("validation_fraction + test_fraction: must leave something to train on (below 1)")

@@ -1,0 +1,43 @@
+# Every target makes .venv and installs what it needs; the second time that takes no time.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help demo test test-all lint bench clean
+
+help:
+	@echo "make demo      the main job on real novels, a few minutes"
+	@echo "make test      the tests; make test-all adds the slow ones; make lint checks style and types"
+	@echo "make bench     side by side with peers; writes benchmarks/results/"
+
+demo: .venv/installed-core
+	@TRIPTYCH=$(BIN)/triptych sh demo.sh
+
+test: .venv/installed-test
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: .venv/installed-test
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/installed-bench
+	$(BIN)/python benchmarks/store.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "needs Python 3.11 or newer: make PYTHON=python3.11 …"; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed-core: pyproject.toml | .venv/bin/python
+	$(INSTALL) -e .
+	@touch $@
+
+.venv/installed-%: pyproject.toml | .venv/bin/python
+	$(INSTALL) -e '.[$*]'
+	@touch $@

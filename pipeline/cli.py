@@ -1,0 +1,227 @@
+"""The command line: find the command, parse its options into a typed config, call its stage, turn errors into a line.
+
+Nothing heavy is imported before a stage runs, so that help and mistakes are answered at once.
+"""
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline import __version__
+from pipeline.configuration import (
+    build,
+    check_key,
+    fields_of,
+    in_words,
+    is_flag,
+    is_list,
+    make_parser,
+    suggestion,
+    to_yaml,
+)
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True)
+class Command:
+    """One thing people type: the config it takes, the stage it calls, and an example."""
+
+    config: str
+    stage: str
+    example: str
+    positional: str = ""
+    """The field that words without an option go to."""
+
+
+COMMANDS: dict[str, Command] = {
+    "data list": Command("data.config:DataListConfig", "list_data", "triptych data list"),
+    "data get": Command("data.config:DataGetConfig", "get_data", "triptych data get novels", "name"),
+    "corpus inspect": Command(
+        "data.config:InspectConfig",
+        "inspect_corpus",
+        "triptych corpus inspect my-novels/ --test_fraction 0.1",
+        "corpus",
+    ),
+    "tokenizer train": Command(
+        "data.config:TokenizerTrainConfig",
+        "train_tokenizer",
+        "triptych tokenizer train --corpus my-novels/ --kind bpe --vocab_size 8192 --output tokenizers/mine",
+    ),
+    "tokenizer compare": Command(
+        "data.config:TokenizerCompareConfig",
+        "compare_tokenizers",
+        "triptych tokenizer compare tokenizers/mine tokenizers/other --text held-out.txt",
+        "tokenizers",
+    ),
+    "prepare": Command(
+        "data.config:PrepareConfig",
+        "prepare",
+        "triptych prepare --corpus my-novels/ --tokenizer tokenizers/mine --output stores",
+    ),
+}
+
+
+def entry() -> None:
+    """The `triptych` program."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; 0 done, 2 the user's mistake in one line, 1 anything else."""
+    debug = "--debug" in arguments
+    try:
+        run([argument for argument in arguments if argument != "--debug"])
+        sys.stdout.flush()
+    except UserError as error:
+        return fail(str(error), debug)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        return fail(describe(error), debug)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; what is finished is kept, the same command goes on from there\n")
+        return 1
+    return 0
+
+
+def run(arguments: list[str]) -> None:
+    name, rest = find_command(arguments)
+    if name not in COMMANDS:
+        sys.stdout.write(overview(name))
+        return
+    command = COMMANDS[name]
+    config_class = load(f"pipeline.{command.config}")
+    if "--help" in rest or "-h" in rest:
+        print_help(name, command, config_class)
+        return
+    known = fields_of(config_class)
+    typed = parse_words(rest, command.positional, known | {"config": list[str], "print_config": bool})
+    files = map(Path, typed.pop("config", []))
+    print_only = typed.pop("print_config", ["false"])[-1] == "true"
+    config = build(config_class, files, {key: as_option(values, known[key]) for key, values in typed.items()})
+    if print_only:
+        sys.stdout.write(to_yaml(config))
+        return
+    load(f"pipeline.stages:{command.stage}")(config)
+
+
+def fail(message: str, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    sys.stderr.write("error: " + " ".join(message.split()) + "\n")
+    return 2
+
+
+def describe(error: OSError) -> str:
+    """What the system refused, where, and that nothing finished is lost."""
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror or error}{where}; what is finished is kept: mend this and run the same command again"
+
+
+def load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+# --- Commands and help -------------------------------------------------------------------------------------------
+
+
+def find_command(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command's name and what follows it; a group's name or nothing asks for the overview."""
+    words = [word for word in arguments[:2] if not word.startswith("-")]
+    for count in (2, 1):
+        name = " ".join(words[:count])
+        if len(words) >= count and name in COMMANDS:
+            return name, arguments[count:]
+    rest = arguments[len(words) :]
+    if "--version" in arguments[:1]:
+        return "--version", []
+    asked_for_help = not rest or rest[0] in ("-h", "--help")
+    known = not words or (len(words) == 1 and any(name.startswith(words[0] + " ") for name in COMMANDS))
+    if known and asked_for_help:
+        return " ".join(words), []
+    typed = " ".join(words) or arguments[0]
+    raise UserError(f"no command {typed!r}{suggestion(typed, list(COMMANDS))}; `triptych --help` lists them")
+
+
+def overview(group: str) -> str:
+    """The list of commands, of one group or of all."""
+    if group == "--version":
+        return f"triptych {__version__}\n"
+    names = [name for name in COMMANDS if name.startswith(group)]
+    width = max(map(len, names)) + 2
+    lines = [f"  {name:{width}}{first_line(load(f'pipeline.{COMMANDS[name].config}'))}" for name in names]
+    return "\n".join(
+        [
+            f"usage: triptych {group or 'COMMAND'} [--config FILE …] [--KEY VALUE …] [--print_config] [--debug]",
+            "",
+            "Raw novels to pretrained, fine-tuned and fairly compared transformers of three families.",
+            "",
+            *lines,
+            "",
+            "`triptych COMMAND --help` shows the keys of a command and an example.\n",
+        ]
+    )
+
+
+def first_line(described: Any) -> str:
+    return str(described.__doc__).splitlines()[0]
+
+
+def print_help(name: str, command: Command, config_class: type) -> None:
+    words = f"; {command.positional} can be given without --{command.positional}" if command.positional else ""
+    example = f"Example: {command.example}{words}"
+    make_parser(config_class, f"triptych {name}", example=example).print_help()
+
+
+# --- Words -------------------------------------------------------------------------------------------------------
+
+
+def parse_words(words: Sequence[str], positional: str, known: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The values typed for each key: lists take all words up to the next option, flags need none."""
+    typed: dict[str, list[str]] = {}
+    waiting = deque(words)
+    while waiting:
+        word = waiting.popleft()
+        if word == "--":  # what follows is never an option, whatever it looks like
+            add_plain(typed, list(waiting), positional)
+            break
+        if word.startswith("--"):
+            key, equals, value = word[2:].partition("=")
+            key = key.replace("-", "_")
+            check_key(key, known, f"--{key}")
+            values = [value] if equals else take_values(waiting, known[key], one=key == "config" and bool(positional))
+            if not values:
+                raise UserError(f"--{key}: needs a value, {in_words(known[key])}")
+            typed.setdefault(key, []).extend(values)
+        else:
+            add_plain(typed, [word], positional)
+    return typed
+
+
+def take_values(waiting: deque[str], kind: Any, one: bool) -> list[str]:
+    if is_flag(kind):
+        return [waiting.popleft()] if waiting and waiting[0].lower() in ("true", "false") else ["true"]
+    values: list[str] = []
+    while waiting and not waiting[0].startswith("--") and not (values and (one or not is_list(kind))):
+        values.append(waiting.popleft())
+    return values
+
+
+def add_plain(typed: dict[str, list[str]], words: list[str], positional: str) -> None:
+    if not positional:
+        raise UserError(f"{words[0]!r}: this command takes options only, such as --KEY VALUE")
+    typed.setdefault(positional, []).extend(words)
+
+
+def as_option(values: list[str], kind: Any) -> str:
+    """The value of a key as jsonargparse reads it; of a single value typed twice the last counts."""
+    written_as_list = len(values) == 1 and values[0].startswith("[")
+    return json.dumps(values) if is_list(kind) and not written_as_list else values[-1]

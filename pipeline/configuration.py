@@ -1,0 +1,204 @@
+"""Typed configs from YAML files and command-line options, and back to YAML.
+
+jsonargparse converts and checks the values. What it does not do is done here, on the field types of the dataclass:
+every mistake is one line that names the key, where it stands, and the nearest key or choice that exists.
+"""
+
+import dataclasses
+import re
+import types
+import typing
+from argparse import ArgumentError
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from pipeline.errors import UserError
+
+if typing.TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+Config = TypeVar("Config")
+Fields = Mapping[str, Any]
+Place = str  # "file:line", or the option as typed
+
+
+def build(config_class: type[Config], files: Iterable[Path], options: Mapping[str, str]) -> Config:
+    """A config from files, the later winning, then from options given as text."""
+    known = fields_of(config_class)
+    places: dict[str, Place] = {}
+    files = list(files)
+    for path in files:
+        places |= keys_in(path, known)
+    for key in options:
+        places[key] = f"--{key}"
+        check_key(key, known, places[key])
+    arguments = [*(f"--config={path}" for path in files), *(f"--{key}={value}" for key, value in options.items())]
+    parser = make_parser(config_class, "")
+    try:
+        values = parser.instantiate(parser.parse_args(arguments))
+    except (ValueError, TypeError, ArgumentError) as error:
+        raise UserError(explain(str(error), known, places)) from error
+    return config_class(**{name: values[name] for name in top_names(config_class)})
+
+
+def to_yaml(config: Any) -> str:
+    """The YAML that builds this config again, every field written out."""
+    return yaml.dump(dataclasses.asdict(config), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes the strings that our reader would take for numbers and PyYAML's would not, such as 1e3."""
+
+
+def represent_text(dumper: Dumper, text: str) -> yaml.ScalarNode:
+    try:
+        float(text)
+    except ValueError:
+        return dumper.represent_str(text)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+
+
+Dumper.add_representer(str, represent_text)
+
+
+def make_parser(config_class: type, prog: str, description: str = "", example: str = "") -> "ArgumentParser":
+    """The jsonargparse parser of a config; it can name no class or function to import, whatever a file says."""
+    from jsonargparse import ArgumentParser, set_parsing_settings
+
+    set_parsing_settings(
+        docstring_parse_attribute_docstrings=True,
+        instantiate_subclass_spec_in_any=False,
+        import_path_denylist=["*"],
+    )
+    parser = ArgumentParser(prog=prog, exit_on_error=False, description=description, epilog=example)
+    parser.add_argument("--config", action="config", help="A YAML file; several are merged, the later wins.")
+    parser.add_class_arguments(config_class)
+    return parser
+
+
+# --- Fields ------------------------------------------------------------------------------------------------------
+
+
+def fields_of(config_class: type, prefix: str = "") -> dict[str, Any]:
+    """All keys of a config, nested ones with dots, and their types."""
+    found: dict[str, Any] = {}
+    for name, kind in typing.get_type_hints(config_class).items():
+        found[prefix + name] = kind
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            found |= fields_of(kind, f"{prefix}{name}.")
+    return found
+
+
+def top_names(config_class: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(config_class)]
+
+
+def is_list(kind: Any) -> bool:
+    return any(typing.get_origin(member) is list for member in members(kind))
+
+
+def is_flag(kind: Any) -> bool:
+    return bool in members(kind)
+
+
+def members(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type itself."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+
+
+def choices(kind: Any) -> list[str]:
+    return [str(value) for member in members(kind) if typing.get_origin(member) is Literal for value in member.__args__]
+
+
+def in_words(kind: Any) -> str:
+    """A type as people say it."""
+    if choices(kind):
+        return "one of " + ", ".join(choices(kind))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    words = [names.get(member, "a list" if is_list(member) else "a section of keys") for member in members(kind)]
+    return " or ".join(words)
+
+
+# --- Mistakes ----------------------------------------------------------------------------------------------------
+
+
+def check_key(key: str, known: Fields, place: Place) -> None:
+    """Refuse a key that no field has, and name the nearest that exists."""
+    parts = key.split(".")
+    inside_dict = any(typing.get_origin(known.get(".".join(parts[:n]))) is dict for n in range(1, len(parts)))
+    if key not in known and not inside_dict:
+        raise UserError(f"{place}: unknown key {key!r}{suggestion(key, list(known))}")
+
+
+def suggestion(word: str, candidates: list[str]) -> str:
+    close = get_close_matches(word, candidates, n=1, cutoff=0.5)
+    if not close:  # a key typed without its section, or the other way round
+        last = word.rsplit(".", 1)[-1]
+        close = [name for name in candidates if name.rsplit(".", 1)[-1] == last]
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def explain(message: str, known: Fields, places: Mapping[str, Place]) -> str:
+    """One line from what jsonargparse says in several."""
+    missing = re.search(r"arguments are required: (.+)", message)
+    if missing:
+        names = missing[1].split(", ")
+        return f"{names[0]}: required; give it as --{names[0]}, or in a --config file"
+    named = re.search(r'key "([\w.]+)"', message)
+    if not named:
+        return " ".join(message.split())
+    key = named[1]
+    kind = known.get(key, Any)
+    got = re.search(r"(?:Got|Given) value: (.*)", message)
+    value = got[1].strip() if got else ""
+    hint = suggestion(value, choices(kind)) if choices(kind) else ""
+    place = places.get(key) or next((place for name, place in places.items() if name.startswith(key + ".")), "config")
+    return f"{place}: {key} must be {in_words(kind)}, not {value!r:.80}{hint}"
+
+
+# --- Files -------------------------------------------------------------------------------------------------------
+
+
+def keys_in(path: Path, known: Fields) -> dict[str, Place]:
+    """Where each key of a YAML file stands; unknown and repeated keys are refused."""
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such config file") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{path}: is a folder, not a config file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: a config file must be UTF-8 text") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UserError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error})") from error
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        raise UserError(f"{path}: a config file holds keys and values, such as `seed: 1`")
+    places: dict[str, Place] = {}
+    for key, value, line in walk(node, ""):
+        place = f"{path}:{line}"
+        if key in places:
+            raise UserError(f"{place}: {key!r} is set twice in this file (first at {places[key]})")
+        check_key(key, known, place)
+        if dataclasses.is_dataclass(known.get(key)) and not isinstance(value, yaml.MappingNode):
+            raise UserError(f"{place}: {key} must be a section of keys, not {value.value!r:.80}")
+        if not value.tag.startswith("tag:yaml.org,2002:") or "python" in value.tag:
+            raise UserError(f"{place}: {key}: YAML tags such as {value.tag!r:.60} are not allowed")
+        places[key] = place
+    return places
+
+
+def walk(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node, int]]:
+    """Every key below a node with dots, its value, and its line."""
+    for name, value in node.value:
+        key = f"{prefix}{name.value}"
+        yield key, value, name.start_mark.line + 1
+        if isinstance(value, yaml.MappingNode):
+            yield from walk(value, f"{key}.")

@@ -1,0 +1,66 @@
+"""The tables that show people what is in a corpus."""
+
+from collections import Counter
+
+from pipeline.data.corpus import SPLITS, Corpus, Entry
+from pipeline.terminal import note, print_table
+
+ROWS_SHOWN = 50
+
+
+def print_corpus(corpus: Corpus) -> None:
+    """Print every document and its fate, then the splits."""
+    shown = corpus.entries[:ROWS_SHOWN]
+    header = ("document", "split", "words", "bytes", "language", "cleaned", "dropped because")
+    print_table("Documents", header, [document_row(entry) for entry in shown])
+    if len(corpus.entries) > ROWS_SHOWN:
+        note(f"… and {len(corpus.entries) - ROWS_SHOWN:,} more documents")
+        print_dropped(corpus.entries[ROWS_SHOWN:])
+    print_splits(corpus)
+
+
+def print_splits(corpus: Corpus) -> None:
+    """Print how much each split holds and how much of it also stands in training."""
+    rows = []
+    for split in SPLITS:
+        entries = [entry for entry in corpus.entries if any(part.split == split for part in entry.parts)]
+        languages = Counter(entry.language for entry in entries)
+        leak = f"{corpus.leaks[split]:.2%}" if split in corpus.leaks else "-"
+        common = ", ".join(f"{language} {count}" for language, count in languages.most_common(4))
+        rows.append((split, len(entries), corpus.bytes(split), common or "-", leak))
+    dropped = [entry for entry in corpus.entries if entry.dropped]
+    rows.append(("dropped", len(dropped), sum(entry.bytes for entry in dropped), "-", "-"))
+    print_table("Splits", ("split", "documents", "bytes", "languages", "8-word sequences also in train"), rows)
+
+
+def print_dropped(entries: list[Entry]) -> None:
+    dropped = [document_row(entry) for entry in entries if entry.dropped]
+    if dropped:
+        header = ("document", "split", "words", "bytes", "language", "cleaned", "dropped because")
+        print_table("Dropped among them (the first of each kind)", header, dropped[:ROWS_SHOWN])
+
+
+def document_row(entry: Entry) -> tuple[object, ...]:
+    split = " + ".join(part.split for part in entry.parts) or "-"
+    return (entry.name, split, entry.words, entry.bytes, entry.language, cleaning_words(entry) or "-", entry.dropped)
+
+
+def cleaning_words(entry: Entry) -> str:
+    """What was done to a document, in a few words."""
+    notes = entry.notes
+    counts = {
+        "undecodable byte": notes.replaced,
+        "control character": notes.controls,
+        "line of notices": notes.notice_lines,
+        "joined line": notes.joined_lines,
+        "surplus blank line": notes.blank_lines,
+        "repeated passage": len(entry.cut),
+    }
+    encoding = [f"from {notes.encoding}"] if notes.encoding != "utf-8" else []
+    return ", ".join([*encoding, *(counted(number, thing) for thing, number in counts.items() if number)])
+
+
+def counted(number: int, thing: str) -> str:
+    """A number and a thing, in the plural where there are several."""
+    head, _, rest = thing.partition(" of ")
+    return f"{number:,} {head}{'s' * (number != 1)}" + (f" of {rest}" if rest else "")

@@ -1,0 +1,223 @@
+"""Where text comes from: files, folders, globs, archives, tables and datasets, each as a stream of raw documents."""
+
+import csv
+import glob
+import gzip
+import io
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, cast
+
+from pipeline.data import catalogue, hub
+from pipeline.data.cleaning import Notes, clean, decode, without_surrogates
+from pipeline.data.config import CorpusConfig
+from pipeline.errors import UserError
+
+TEXT_SUFFIXES = (".txt", ".text")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One raw document, not read yet: small to send to another process, unless it is a row that carries its text."""
+
+    name: str
+    """What the document is called, whatever machine it is on."""
+    location: str
+    """Where it is, for messages."""
+    clean: bool
+    path: Path | None = None
+    member: str | None = None
+    """Its name inside a zip archive."""
+    row: str | None = None
+    """Its text, for a row of a table."""
+
+    def read(self, notes: Notes) -> str | None:
+        """The document's text, decoded and cleaned; None when it is not text."""
+        if self.row is not None:
+            text: str | None = without_surrogates(self.row)
+        else:
+            text = decode(self.content(), notes)
+        return clean(text, notes) if text and self.clean else text
+
+    def content(self) -> bytes:
+        assert self.path is not None
+        with open_bytes(self.path, self.member, self.location) as opened:
+            return opened.read()
+
+
+def sources(config: CorpusConfig) -> Iterator[Source]:
+    """All raw documents of a corpus: arguments as given, the files of each in path order, rows in theirs."""
+    return islice((source for argument in config.corpus for source in argument_sources(argument, config)), config.limit)
+
+
+def argument_sources(argument: str, config: CorpusConfig) -> Iterator[Source]:
+    if argument.startswith("hf:"):
+        rows = hub.rows(argument[len("hf:") :], config.streaming)
+        yield from row_sources(rows, argument, argument, config)
+        return
+    path = Path(argument)
+    if path.is_dir():
+        yield from folder_sources(path, config)
+    elif path.exists():
+        yield from file_sources(path, path.name, config)
+    elif glob.has_magic(argument):
+        matches = sorted(glob.glob(argument, recursive=True))
+        if not matches:
+            raise UserError(f"corpus: nothing matches {argument}")
+        for match in matches:
+            yield from argument_sources(match, config)
+    elif argument in catalogue.ENTRIES:
+        yield from folder_sources(catalogue.get(argument), config)
+    else:
+        raise UserError(
+            f"corpus: no file, folder or catalogue entry {argument!r} (from {Path.cwd()}); "
+            "see `triptych data list`, or write hf:NAME for a Hugging Face dataset"
+        )
+
+
+def folder_sources(folder: Path, config: CorpusConfig) -> Iterator[Source]:
+    """Everything readable below a folder, in path order; links are followed, loops are not."""
+    found = False
+    for path in files_below(folder):
+        if readable_suffix(path.name):
+            found = True
+            yield from file_sources(path, path.relative_to(folder).as_posix(), config)
+    if not found:
+        raise UserError(
+            f"{folder}: no text in this folder; it takes {', '.join((*TEXT_SUFFIXES, *TABLE_SUFFIXES))}, .gz and .zip"
+        )
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    seen: set[str] = set()
+    for root, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(root)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (Path(root, name) for name in sorted(files) if not name.startswith("."))
+
+
+def readable_suffix(name: str) -> bool:
+    name = name.lower()
+    return name.endswith(".zip") or name.removesuffix(".gz").endswith((*TEXT_SUFFIXES, *TABLE_SUFFIXES))
+
+
+def file_sources(path: Path, name: str, config: CorpusConfig) -> Iterator[Source]:
+    """The documents of one file: itself, the rows of a table, or the members of an archive."""
+    if path.suffix.lower() != ".zip":
+        yield from member_sources(path, None, printable(name), config)
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = sorted(member for member in archive.namelist() if readable_suffix(member))
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{path}: not a zip archive, or damaged; fetch or make it again") from error
+    for member in members:
+        yield from member_sources(path, member, printable(f"{name}/{member}"), config)
+
+
+def member_sources(path: Path, member: str | None, name: str, config: CorpusConfig) -> Iterator[Source]:
+    location = printable(f"{path}/{member}" if member else str(path))
+    suffix = Path((member or path.name).lower().removesuffix(".gz")).suffix
+    if suffix not in TABLE_SUFFIXES:
+        yield Source(name, location, config.clean, path, member)
+        return
+    with open_bytes(path, member, location) as opened:
+        yield from row_sources(TABLE_READERS[suffix](opened, location), name, location, config)
+
+
+def printable(name: str) -> str:
+    """A name that can be shown and stored, whatever bytes the file system holds."""
+    return os.fsencode(name).decode("utf-8", errors="replace").replace("\n", "�")
+
+
+@contextmanager
+def open_bytes(path: Path, member: str | None, location: str) -> Iterator[IO[bytes]]:
+    """Open a file for reading, through zip and gzip where it is packed; damage found while reading is one line."""
+    try:
+        with ExitStack() as stack:
+            stream: IO[bytes]
+            if member is None:
+                stream = stack.enter_context(path.open("rb"))
+            else:
+                stream = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(member))
+            if (member or path.name).lower().endswith(".gz"):
+                stream = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=stream)))
+            yield stream
+    except (zlib.error, EOFError, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+        raise UserError(f"{location}: damaged archive ({error}); fetch or make it again") from error
+
+
+# --- Tables ------------------------------------------------------------------------------------------------------
+
+Row = dict[str, Any]
+
+
+def row_sources(rows: Iterator[Row], name: str, location: str, config: CorpusConfig) -> Iterator[Source]:
+    """One document a row; a row without the text column is the user's to mend."""
+    for number, row in enumerate(rows, 1):
+        text = row.get(config.text_column, row)
+        if text is row:
+            raise UserError(
+                f"{location} row {number}: no column {config.text_column!r}; "
+                f"it has {', '.join(map(str, row)) or 'none'}: choose one with --text_column"
+            )
+        if not isinstance(text, str | None):
+            raise UserError(f"{location} row {number}: column {config.text_column!r} holds {text!r:.40}, not text")
+        yield Source(f"{name}:{number}", f"{location} row {number}", config.clean, row=text or "")
+
+
+def json_rows(stream: IO[bytes], location: str) -> Iterator[Row]:
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{location} line {number}: not valid JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise UserError(f'{location} line {number}: expected an object such as {{"text": …}}, got {row!r:.40}')
+        yield row
+
+
+def separated_rows(stream: IO[bytes], location: str, delimiter: str) -> Iterator[Row]:
+    csv.field_size_limit(2**31 - 1)  # a column may hold a whole novel
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    try:
+        for row in csv.DictReader(text, delimiter=delimiter):
+            row.pop(None, None)  # cells beyond the header
+            yield row
+    except UnicodeDecodeError as error:
+        raise UserError(f"{location}: a table must be UTF-8 ({error}); convert it first") from error
+    except csv.Error as error:
+        raise UserError(f"{location}: not a valid table ({error})") from error
+
+
+def parquet_rows(stream: IO[bytes], location: str) -> Iterator[Row]:
+    import pyarrow.parquet  # heavy; only those who read Parquet pay for it
+
+    try:
+        for batch in pyarrow.parquet.ParquetFile(stream).iter_batches(batch_size=64):
+            yield from batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{location}: not a Parquet file, or damaged; fetch or make it again") from error
+
+
+TABLE_READERS: dict[str, Callable[[IO[bytes], str], Iterator[Row]]] = {
+    ".jsonl": json_rows,
+    ".csv": partial(separated_rows, delimiter=","),
+    ".tsv": partial(separated_rows, delimiter="\t"),
+    ".parquet": parquet_rows,
+}
+TABLE_SUFFIXES = tuple(TABLE_READERS)
