@@ -1,0 +1,94 @@
+"""A bundle: what a run hands on, one folder with weights, config, tokenizer and where they come from."""
+
+import dataclasses
+import importlib.metadata
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from pipeline import __version__
+from pipeline.configuration import build, to_yaml
+from pipeline.errors import UserError
+from pipeline.files import file_hash, read_json, replacing, write_json, write_text
+from pipeline.model.config import ModelConfig, resolve
+from pipeline.model.transformer import Transformer
+from pipeline.tokenizer import Tokenizer
+
+FORMAT = 1
+WEIGHTS, CONFIG, TOKENIZER, META = "model.safetensors", "config.yaml", "tokenizer.json", "meta.json"
+
+
+@dataclass
+class Bundle:
+    """A model with its tokenizer and its history."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    meta: dict[str, Any] = field(default_factory=dict)
+    """Lineage, fingerprints, metrics and versions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleConfig:
+    """What config.yaml of a bundle says."""
+
+    model: ModelConfig
+
+
+def save_bundle(bundle: Bundle, folder: Path) -> None:
+    """Write a bundle; it is complete when meta.json is there, which is written last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / META).unlink(missing_ok=True)
+    weights = {name: tensor.contiguous() for name, tensor in bundle.model.state_dict().items()}
+    if bundle.model.architecture.tie_embeddings:
+        del weights["head.output.weight"]  # the same memory as the embedding
+    with replacing(folder / WEIGHTS) as temporary:
+        save_file(weights, temporary, {"format": "pt"})
+        temporary.chmod(0o644)  # the library lets nobody else read it
+    write_text(folder / CONFIG, to_yaml(BundleConfig(model=settings_of(bundle.model))))
+    write_text(folder / TOKENIZER, bundle.tokenizer.text)
+    meta = bundle.tokenizer.meta | bundle.meta | {
+        "bundle_format": FORMAT,
+        "vocab_size": bundle.model.vocab_size,
+        "weights_sha256": file_hash(folder / WEIGHTS),
+        "versions": versions(),
+        "git_commit": git_commit(),
+    }  # fmt: skip
+    write_json(folder / META, meta)
+
+
+def load_bundle(folder: Path) -> Bundle:
+    """Load a bundle, checked against its own record; nothing in it can run code."""
+    if not (folder / META).is_file():
+        raise UserError(f"{folder}: no bundle (it has no {META}); name the `bundle` folder of a finished run")
+    meta = read_json(folder / META)
+    if not isinstance(meta, dict) or meta.get("bundle_format") != FORMAT:
+        raise UserError(f"{folder}: not a bundle of format {FORMAT}; this program cannot read it")
+    if not (folder / WEIGHTS).is_file() or file_hash(folder / WEIGHTS) != meta["weights_sha256"]:
+        raise UserError(f"{folder / WEIGHTS}: missing or damaged, its checksum differs; copy or make the bundle again")
+    config = build(BundleConfig, [folder / CONFIG], {})
+    model = Transformer(resolve(config.model), meta["vocab_size"])
+    weights = load_file(folder / WEIGHTS)
+    if config.model.tie_embeddings:
+        weights["head.output.weight"] = weights["embedding.weight"]
+    model.load_state_dict(weights)
+    return Bundle(model.eval(), Tokenizer.load(folder), meta)
+
+
+def settings_of(model: Transformer) -> ModelConfig:
+    """A model's config with every setting written out, so that no later preset can change it."""
+    return ModelConfig(**dataclasses.asdict(model.architecture))
+
+
+def versions() -> dict[str, str]:
+    names = ("torch", "pytorch-lightning", "tokenizers", "safetensors")
+    return {"triptych": __version__} | {name: importlib.metadata.version(name) for name in names}
+
+
+def git_commit() -> str | None:
+    """The commit that the working folder stands at, where it is a repository."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None

@@ -1,0 +1,1 @@
+"""One attention, one block, three families."""

@@ -1,0 +1,241 @@
+"""The only attention: for all families a mask, a wire and a kind.
+
+Shapes: B batch, H heads, K key-value heads, T queries, S keys, R rank, C width, D head width.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.model.config import Architecture
+from pipeline.model.positions import Positions, check_length
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Which keys each query may see."""
+
+    allowed: Tensor | None = None
+    """True where it may; broadcasts to (B, H, T, S). None is everywhere."""
+    causal: bool = False
+    """Only keys that are not later, and nothing else is restricted: SDPA needs no mask for that."""
+    real_BS: Tensor | None = None
+    """Keys that are no padding, for attention that has no scores to mask."""
+
+
+def visible(
+    queries: Tensor,
+    keys: Tensor,
+    causal: bool,
+    real_BS: Tensor | None = None,
+    prefix_B: Tensor | None = None,
+    documents: tuple[Tensor, Tensor] | None = None,
+    window: int = 0,
+    bias: bool = False,
+) -> Visible:
+    """Combine every restriction; `queries` and `keys` are the indices at which they stand.
+
+    SDPA's own causal path is kept for causal attention alone. Padding alone is a mask of one row a sequence. Anything
+    else takes one mask for all heads, and one a sequence only where sequences differ.
+    """
+    if causal and not bias and not window and real_BS is None and prefix_B is None and documents is None:
+        if len(queries) == 1:
+            return Visible()  # the newest token sees all before it
+        if len(queries) == len(keys):
+            return Visible(causal=True)
+    allowed: Tensor | None = None
+    if causal:
+        allowed = (keys[None, :] <= queries[:, None])[None, None]
+    if prefix_B is not None:
+        inside = keys < prefix_B[:, None]
+        allowed = inside[:, None, None, :] if allowed is None else allowed | inside[:, None, None, :]
+    if window:
+        allowed = both(allowed, ((keys[None, :] - queries[:, None]).abs() <= window)[None, None])
+    if documents is not None:
+        allowed = both(allowed, (documents[0][:, :, None] == documents[1][:, None, :])[:, None])
+    if real_BS is not None:
+        allowed = both(allowed, real_BS[:, None, None, :])
+    return Visible(allowed, real_BS=real_BS)
+
+
+def both(one: Tensor | None, other: Tensor) -> Tensor:
+    return other if one is None else one & other
+
+
+class Attention(nn.Module):
+    """Queries of `x` attend to keys and values of `x` itself, or of a context."""
+
+    def __init__(self, model: Architecture, cross: bool = False, causal: bool = False) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_width = model.heads, model.kv_heads, model.head_width
+        self.kind = "dot" if causal and model.attention == "low_rank" else model.attention
+        self.scale = 1 / math.sqrt(model.head_width) if model.attention_scale else 1.0
+        self.softmax = model.attention_normalise == "softmax" or self.kind != "low_rank"
+        self.dropout = model.attention_dropout
+        self.cross = cross
+        self.query = nn.Linear(model.width, model.heads * model.head_width, bias=model.bias)
+        self.key_value = nn.Linear(model.width, 2 * model.kv_heads * model.head_width, bias=model.bias)
+        self.output = nn.Linear(model.heads * model.head_width, model.width, bias=model.bias)
+        normalised = model.qk_norm
+        self.query_norm = nn.RMSNorm(model.head_width, model.norm_epsilon) if normalised else nn.Identity()
+        self.key_norm = nn.RMSNorm(model.head_width, model.norm_epsilon) if normalised else nn.Identity()
+        if self.kind == "low_rank":
+            self.key_mixer = nn.Parameter(torch.empty(model.attention_rank, model.max_positions))
+            self.value_mixer = nn.Parameter(torch.empty(model.attention_rank, model.max_positions))
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        seen: Visible,
+        context_BSC: Tensor | None = None,
+        positions: Positions | None = None,
+        bias_HTS: Tensor | None = None,
+        cache: "LayerCache | None" = None,
+    ) -> Tensor:
+        """Attend on the fastest path that the settings allow."""
+        q, k, v = self.project(x_BTC, seen, context_BSC, positions, cache)
+        if self.kind == "dot" or (self.kind == "low_rank" and self.softmax):
+            mask = None if self.kind == "low_rank" else score_mask(seen, bias_HTS, q)
+            dropout = self.dropout if self.training else 0.0
+            causal = seen.causal and self.kind == "dot"
+            out = F.scaled_dot_product_attention(
+                q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=self.heads != self.kv_heads
+            )
+        else:
+            out = self.weights(q, k, seen, bias_HTS) @ repeated(v, self.heads)
+        return self.output(out.transpose(1, 2).flatten(2))
+
+    def probabilities(
+        self,
+        x_BTC: Tensor,
+        seen: Visible,
+        context_BSC: Tensor | None = None,
+        positions: Positions | None = None,
+        bias_HTS: Tensor | None = None,
+        cache: "LayerCache | None" = None,
+    ) -> Tensor:
+        """The exact weights (B, H, T, S) that `forward` with the same arguments gives to the values."""
+        q, k, _ = self.project(x_BTC, seen, context_BSC, positions, cache)
+        return self.weights(q, k, seen, bias_HTS)
+
+    def project(
+        self,
+        x_BTC: Tensor,
+        seen: Visible,
+        context_BSC: Tensor | None,
+        positions: Positions | None,
+        cache: "LayerCache | None",
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each head by itself; keys and values of a cache where there is one."""
+        start = cache.length if cache and not self.cross else 0
+        q_BHTD = self.query_norm(self.query(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2))
+        if positions is not None:
+            q_BHTD = positions.rotate(q_BHTD, start)
+        if self.cross and cache and cache.keys is not None and cache.values is not None:
+            return q_BHTD, cache.keys, cache.values
+        inputs = x_BTC if context_BSC is None else context_BSC
+        both_BSKD = self.key_value(inputs).unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2)
+        k, v = both_BSKD.chunk(2, dim=1)
+        k = self.key_norm(k)
+        if positions is not None:
+            k = positions.rotate(k, start)
+        if self.kind == "low_rank":
+            k, v = mixed(k, self.key_mixer, seen.real_BS), mixed(v, self.value_mixer, seen.real_BS)
+        if cache:
+            k, v = cache.keep(k, v) if self.cross else cache.append(k, v)
+        return q_BHTD, k, v
+
+    def weights(self, q: Tensor, k: Tensor, seen: Visible, bias_HTS: Tensor | None) -> Tensor:
+        scores_BHTS = q @ repeated(k, self.heads).transpose(-1, -2) * self.scale
+        if self.kind == "low_rank":
+            return scores_BHTS.softmax(-1) if self.softmax else scores_BHTS
+        if seen.causal:
+            seen = Visible(torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q.device).tril())
+        mask = score_mask(seen, bias_HTS, q)
+        if mask is not None and mask.dtype == torch.bool:
+            scores_BHTS = scores_BHTS.masked_fill(~mask, -math.inf)
+        elif mask is not None:
+            scores_BHTS = scores_BHTS + mask
+        soft = torch.nan_to_num(scores_BHTS.softmax(-1))  # a row that sees nothing is zeros, as in SDPA
+        if self.kind != "argmax":
+            return soft
+        hard = torch.zeros_like(soft).scatter(-1, scores_BHTS.argmax(-1, keepdim=True), 1.0) * (soft > 0).any(-1, True)
+        return hard + (soft - soft.detach()) if self.training else hard  # straight through, so that it can learn
+
+
+def score_mask(seen: Visible, bias_HTS: Tensor | None, like: Tensor) -> Tensor | None:
+    """What SDPA takes as its mask: nothing, booleans, or numbers to add."""
+    if bias_HTS is None:
+        return seen.allowed
+    bias = bias_HTS[None].to(like.dtype)
+    return bias if seen.allowed is None else bias.masked_fill(~seen.allowed, -math.inf)
+
+
+def repeated(x_BKSD: Tensor, heads: int) -> Tensor:
+    """Each key-value head as often as query heads share it."""
+    return x_BKSD.repeat_interleave(heads // x_BKSD.shape[1], dim=1)
+
+
+def mixed(x_BKSD: Tensor, mixer_RS: Tensor, real_BS: Tensor | None) -> Tensor:
+    """Project a sequence of any length to a few rows (Wang et al. 2020), padding counting as nothing."""
+    check_length(x_BKSD.shape[2], mixer_RS.shape[1])
+    if real_BS is not None:
+        x_BKSD = x_BKSD * real_BS[:, None, :, None]
+    return mixer_RS[:, : x_BKSD.shape[2]] @ x_BKSD
+
+
+class LayerCache:
+    """The keys and values of one attention, in memory allocated once."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.length = 0
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def append(self, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the keys and values of new tokens and return all."""
+        if self.keys is None or self.values is None:
+            batch, heads, _, width = k_BKSD.shape
+            self.keys = k_BKSD.new_empty(batch, heads, self.capacity, width)
+            self.values = v_BKSD.new_empty(batch, heads, self.capacity, width)
+        end = self.length + k_BKSD.shape[2]
+        self.keys[:, :, self.length : end] = k_BKSD
+        self.values[:, :, self.length : end] = v_BKSD
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def keep(self, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Remember keys and values that will not change."""
+        self.keys, self.values = k_BKSD, v_BKSD
+        return k_BKSD, v_BKSD
+
+    def reorder(self, rows: Tensor) -> None:
+        """Let row i go on from what row `rows[i]` has seen."""
+        if self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+
+def attention_probabilities(model: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
+    """Run a model and return the exact probabilities of every attention in it, by name; its fast path stays."""
+    found: dict[str, Tensor] = {}
+
+    def record(name: str) -> Callable[..., None]:
+        def hook(module: Attention, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
+            found[name] = module.probabilities(*args, **kwargs).detach()
+
+        return hook
+
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    handles = [module.register_forward_hook(record(name), with_kwargs=True) for name, module in modules.items()]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

@@ -1,0 +1,102 @@
+"""Norms, the feed-forward layer, and the block that all families are made of."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.model.attention import Attention, LayerCache, Visible
+from pipeline.model.config import Activation, Architecture
+from pipeline.model.positions import Positions
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu_squared": lambda x: F.relu(x).square(),
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def make_norm(model: Architecture) -> nn.Module:
+    """The norm that a model asks for."""
+    if model.norm == "rms":
+        return nn.RMSNorm(model.width, model.norm_epsilon)
+    return nn.LayerNorm(model.width, model.norm_epsilon, bias=model.bias)
+
+
+class FeedForward(nn.Module):
+    """Widen, activate (with a gate in the -glu kinds), narrow."""
+
+    def __init__(self, model: Architecture) -> None:
+        super().__init__()
+        self.gated = "glu" in model.activation
+        self.activate = ACTIVATIONS[model.activation]
+        self.input = nn.Linear(model.width, model.feed_forward * (2 if self.gated else 1), bias=model.bias)
+        self.output = nn.Linear(model.feed_forward, model.width, bias=model.bias)
+        self.dropout = nn.Dropout(model.activation_dropout)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        inner = self.input(x_BTC)
+        if self.gated:
+            gate, value = inner.chunk(2, dim=-1)
+            inner = self.activate(gate) * value
+        else:
+            inner = self.activate(inner)
+        return self.output(self.dropout(inner))
+
+
+class Residual(nn.Module):
+    """A layer beside the residual stream, with its norm before, after, or on both sides."""
+
+    def __init__(self, model: Architecture, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.place = model.norm_place
+        self.norm = make_norm(model)
+        self.result_norm = make_norm(model) if model.norm_place == "both" else nn.Identity()
+        self.dropout = nn.Dropout(model.dropout)
+
+    def forward(self, x_BTC: Tensor, *arguments: object) -> Tensor:
+        if self.place == "post":
+            return self.norm(x_BTC + self.dropout(self.layer(x_BTC, *arguments)))
+        return x_BTC + self.dropout(self.result_norm(self.layer(self.norm(x_BTC), *arguments)))
+
+
+class BlockCache:
+    """What a block has seen: its own tokens and the context."""
+
+    def __init__(self, capacity: int) -> None:
+        self.own = LayerCache(capacity)
+        self.context = LayerCache(capacity)
+
+    def reorder(self, rows: Tensor) -> None:
+        self.own.reorder(rows)
+        self.context.reorder(rows)
+
+
+class Block(nn.Module):
+    """Attention to oneself, attention to a context in a decoder that has one, and the feed-forward layer."""
+
+    def __init__(self, model: Architecture, causal: bool, cross: bool) -> None:
+        super().__init__()
+        self.attention = Residual(model, Attention(model, causal=causal))
+        self.cross = Residual(model, Attention(model, cross=True)) if cross else None
+        self.feed_forward = Residual(model, FeedForward(model))
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        seen: Visible,
+        positions: Positions,
+        bias_HTS: Tensor | None,
+        context_BSC: Tensor | None = None,
+        context_seen: Visible | None = None,
+        cache: BlockCache | None = None,
+    ) -> Tensor:
+        x_BTC = self.attention(x_BTC, seen, None, positions, bias_HTS, cache.own if cache else None)
+        if self.cross is not None:
+            x_BTC = self.cross(x_BTC, context_seen, context_BSC, None, None, cache.context if cache else None)
+        return self.feed_forward(x_BTC)

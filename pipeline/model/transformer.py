@@ -1,0 +1,202 @@
+"""The three families: an encoder, a decoder, or both with a wire between them, all of the same blocks.
+
+Shapes: B batch, T tokens (targets), S source tokens, C width, V vocabulary.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.errors import UserError
+from pipeline.model.attention import Attention, Visible, visible
+from pipeline.model.block import Block, BlockCache, FeedForward, make_norm
+from pipeline.model.config import Architecture
+from pipeline.model.heads import LanguageHead
+from pipeline.model.positions import Relative, make_positions
+
+
+class Cache:
+    """What a decoder has seen so far, in memory allocated once."""
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.blocks = [BlockCache(capacity) for _ in range(layers)]
+        self.real_BS: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        return self.blocks[0].own.length
+
+    def extend_real(self, real_BT: Tensor | None, tokens: int) -> Tensor | None:
+        """Note which of the new tokens are no padding and return that of all; None while none ever was padding."""
+        if self.real_BS is None and real_BT is None:
+            return None
+        if real_BT is None:
+            assert self.real_BS is not None
+            real_BT = self.real_BS.new_ones(len(self.real_BS), tokens)
+        self.real_BS = real_BT if self.real_BS is None else torch.cat([self.real_BS, real_BT], dim=1)
+        return self.real_BS
+
+    def reorder(self, rows: Tensor) -> None:
+        """Let row i go on from what row `rows[i]` has seen."""
+        for block in self.blocks:
+            block.reorder(rows)
+        if self.real_BS is not None:
+            self.real_BS = self.real_BS.index_select(0, rows)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an encoder hands to a decoder."""
+
+    states_BSC: Tensor
+    real_BS: Tensor | None = None
+
+
+class Stack(nn.Module):
+    """One side of a model: positions, blocks, and the norm that closes them."""
+
+    def __init__(self, model: Architecture, layers: int, causal: bool, cross: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.window = model.attention_window
+        self.positions = make_positions(model, layers, causal)
+        self.embedding_norm = make_norm(model) if model.embedding_norm else nn.Identity()
+        self.dropout = nn.Dropout(model.dropout)
+        self.blocks = nn.ModuleList(Block(model, causal, cross) for _ in range(layers))
+        self.norm = nn.Identity() if model.norm_place == "post" else make_norm(model)
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        real_BT: Tensor | None = None,
+        memory: Memory | None = None,
+        prefix_B: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Run the blocks. `real_BT` is true where a token is no padding.
+
+        A causal stack needs it for padding on the left only: what stands on the right is never seen.
+        """
+        start, tokens = cache.length if cache else 0, x_BTC.shape[1]
+        real_BS = cache.extend_real(real_BT, tokens) if cache else real_BT
+        keys = torch.arange(start + tokens, device=x_BTC.device)
+        biases = self.positions.biases(len(self.blocks), keys[start:], keys)
+        documents = None if documents_BT is None else (documents_BT, documents_BT)
+        seen = visible(
+            keys[start:], keys, self.causal, real_BS, prefix_B, documents, self.window, bias=biases[0] is not None
+        )
+        context_seen = Visible()
+        if memory is not None and memory.real_BS is not None:
+            context_seen = Visible(memory.real_BS[:, None, None, :], real_BS=memory.real_BS)
+        places = keys[start:] if real_BS is None else (real_BS.cumsum(1) - 1).clamp(min=0)[:, start:]
+        x_BTC = self.dropout(self.embedding_norm(self.positions.embed(x_BTC, places)))
+        for number, block in enumerate(self.blocks):
+            x_BTC = block(
+                x_BTC,
+                seen,
+                self.positions,
+                biases[number],
+                memory.states_BSC if memory else None,
+                context_seen,
+                cache.blocks[number] if cache else None,
+            )
+        return self.norm(x_BTC)
+
+
+class Transformer(nn.Module):
+    """A model of any of the three families, from ids to states and logits."""
+
+    def __init__(self, model: Architecture, vocab_size: int) -> None:
+        super().__init__()
+        self.architecture = model
+        self.vocab_size = vocab_size
+        word_width = model.width - (model.position_width if model.position == "concatenated" else 0)
+        self.embedding = nn.Embedding(vocab_size, word_width)
+        self.scale = math.sqrt(model.width) if model.embedding_scale else 1.0
+        cross = model.family == "encoder-decoder"
+        self.encoder = Stack(model, model.encoder_layers, causal=False, cross=False) if model.encoder_layers else None
+        self.decoder = Stack(model, model.decoder_layers, causal=True, cross=cross) if model.decoder_layers else None
+        self.head = LanguageHead(model, vocab_size)
+        if model.tie_embeddings:
+            self.head.output.weight = self.embedding.weight
+        initialise(self)
+
+    def encode(self, ids_BS: Tensor, real_BS: Tensor | None = None, documents_BS: Tensor | None = None) -> Memory:
+        """States of a source that sees itself in full."""
+        if self.encoder is None:
+            raise UserError(f"a model of family {self.architecture.family} has no encoder")
+        states = self.encoder(self.embedding(ids_BS) * self.scale, real_BS, documents_BT=documents_BS)
+        return Memory(states, real_BS)
+
+    def decode(
+        self,
+        ids_BT: Tensor,
+        real_BT: Tensor | None = None,
+        memory: Memory | None = None,
+        prefix_B: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """States of tokens each of which sees those before it, and the memory where there is one."""
+        if self.decoder is None:
+            raise UserError(f"a model of family {self.architecture.family} has no decoder")
+        x_BTC = self.embedding(ids_BT) * self.scale
+        return self.decoder(x_BTC, real_BT, memory, prefix_B, documents_BT, cache)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Scores of the vocabulary for states of any leading shape."""
+        return self.head(states)
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache for so many tokens."""
+        return Cache(self.architecture.decoder_layers, capacity)
+
+
+# --- Initialisation ----------------------------------------------------------------------------------------------
+
+
+def initialise(model: Transformer) -> None:
+    """Give every parameter its first value, each exactly once."""
+    done: set[int] = set()
+    settings = model.architecture
+    for module in model.modules():
+        fresh = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in done]
+        done.update(map(id, fresh))
+        if fresh:
+            initialise_module(module, settings)
+    residual_deviation = settings.initial_deviation / math.sqrt(2 * max(1, settings.layers))
+    for module in model.modules():
+        if isinstance(module, Attention | FeedForward):
+            if settings.zero_output:
+                nn.init.zeros_(module.output.weight)
+            elif settings.initialisation == "scaled":
+                nn.init.normal_(module.output.weight, std=residual_deviation)
+    assert done == {id(parameter) for parameter in model.parameters()}, "a parameter without a first value"
+
+
+def initialise_module(module: nn.Module, settings: Architecture) -> None:
+    deviation = settings.initial_deviation
+    match module:
+        case nn.Linear() if settings.initialisation == "xavier":
+            nn.init.xavier_uniform_(module.weight)
+        case nn.Linear():
+            nn.init.normal_(module.weight, std=deviation)
+        case nn.Embedding() if settings.initialisation == "xavier":
+            nn.init.normal_(module.weight, std=settings.width**-0.5)
+        case nn.Embedding():
+            nn.init.normal_(module.weight, std=deviation)
+        case nn.LayerNorm() | nn.RMSNorm():
+            nn.init.ones_(module.weight)
+        case Relative():
+            nn.init.zeros_(module.table)
+        case Attention():
+            nn.init.normal_(module.key_mixer, std=settings.attention_rank**-0.5)
+            nn.init.normal_(module.value_mixer, std=settings.attention_rank**-0.5)
+        case _:
+            raise TypeError(f"no first value is known for {type(module).__name__}")
+    bias = getattr(module, "bias", None)
+    if isinstance(bias, nn.Parameter):
+        nn.init.zeros_(bias)
