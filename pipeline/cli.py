@@ -42,7 +42,7 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "data list": Command("data.config:DataListConfig", "list_data", "triptych data list"),
-    "data get": Command("data.config:DataGetConfig", "get_data", "triptych data get novels", "name"),
+    "data get": Command("data.config:DataGetConfig", "get_data", "triptych data get novels-gutenberg", "name"),
     "corpus inspect": Command(
         "data.config:InspectConfig",
         "inspect_corpus",

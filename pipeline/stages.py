@@ -1,14 +1,30 @@
 """One plain function per command, each a short list of named steps. Read this first."""
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from pipeline.configuration import to_yaml
 from pipeline.data import catalogue
+from pipeline.data.cleaning import Notes
 from pipeline.data.config import (
+    CorpusConfig,
     DataGetConfig,
     DataListConfig,
     InspectConfig,
+    PrepareConfig,
+    TokenizerCompareConfig,
+    TokenizerConfig,
+    TokenizerTrainConfig,
 )
-from pipeline.data.corpus import scan
-from pipeline.data.inspection import print_corpus
-from pipeline.terminal import print_table, say
+from pipeline.data.corpus import Corpus, scan
+from pipeline.data.inspection import print_corpus, print_splits, print_store, print_tokenizers
+from pipeline.data.sources import sources
+from pipeline.data.store import prepare_store
+from pipeline.errors import UserError
+from pipeline.files import write_text
+from pipeline.terminal import note, print_table, progress, say
+from pipeline.tokenizer import Tokenizer, measure, train
 
 
 def list_data(_: DataListConfig) -> None:
@@ -24,3 +40,60 @@ def get_data(config: DataGetConfig) -> None:
 def inspect_corpus(config: InspectConfig) -> None:
     """Show what is in a corpus and what would become of it."""
     print_corpus(scan(config))
+
+
+def train_tokenizer(config: TokenizerTrainConfig) -> None:
+    """Train a tokenizer on the training part of a corpus and save it."""
+    corpus = scan(config)
+    print_splits(corpus)
+    if not is_trained(config, corpus):
+        with progress("counting words", corpus.bytes("train"), "bytes") as advance:
+            tokenizer = train(reported(corpus.texts("train"), advance), config, corpus.fingerprint)
+        tokenizer.save(config.output)
+        write_text(Path(config.output) / "config.yaml", to_yaml(config))
+    tokenizer = Tokenizer.load(config.output)
+    print_tokenizers(
+        "On the held-out text", [(config.output, tokenizer, measure(tokenizer, corpus.texts("validation")))]
+    )
+    say(config.output)
+
+
+def compare_tokenizers(config: TokenizerCompareConfig) -> None:
+    """Measure several tokenizers on one text."""
+    loaded = [(name, Tokenizer.load(name)) for name in config.tokenizers]
+    texts = [source.read(Notes()) or "" for source in sources(CorpusConfig(corpus=config.text))]
+    title = f"On {', '.join(config.text)}"
+    print_tokenizers(title, [(name, tokenizer, measure(tokenizer, texts)) for name, tokenizer in loaded])
+
+
+def prepare(config: PrepareConfig) -> None:
+    """Turn a corpus into a token store and print its folder."""
+    tokenizer = Path(config.tokenizer)
+    Tokenizer.load(tokenizer)  # before the corpus is read: a mistake here should not cost minutes
+    corpus = scan(config)
+    print_splits(corpus)
+    store = prepare_store(corpus, tokenizer, Path(config.output))
+    write_text(store.path / "config.yaml", to_yaml(config))
+    print_store(store)
+    say(str(store.path))
+
+
+def is_trained(config: TokenizerTrainConfig, corpus: Corpus) -> bool:
+    """Whether the tokenizer asked for is there already; another one in its place is never overwritten."""
+    if not (Path(config.output) / "meta.json").exists():
+        return False
+    meta = Tokenizer.load(config.output).meta
+    settings = {field.name: getattr(config, field.name) for field in fields(TokenizerConfig)}
+    if (meta.get("corpus_fingerprint"), meta.get("settings")) != (corpus.fingerprint, settings):
+        raise UserError(
+            f"{config.output}: holds a tokenizer trained on other text or with other settings; "
+            "choose another --output, or delete it if nothing uses it"
+        )
+    note(f"{config.output}: trained before on this text with these settings")
+    return True
+
+
+def reported(texts: Iterable[str], advance: Callable[[float], None]) -> Iterator[str]:
+    for text in texts:
+        yield text
+        advance(len(text.encode()))

@@ -189,7 +189,7 @@ def test_novels_to_tokenizer_to_store(novels: Path, tmp_path: Path) -> None:
     (store,) = (path for path in (tmp_path / "stores").iterdir() if path.is_dir())
     assert str(store) in prepared.stdout
     manifest = json.loads((store / "manifest.json").read_text())
-    assert manifest["tokenizer_fingerprint"] == json.loads((tokenizer / "meta.json").read_text())["fingerprint"]
+    assert manifest["tokenizer"] == json.loads((tokenizer / "meta.json").read_text())["tokenizer_fingerprint"]
     assert (store / "config.yaml").exists()
     again = triptych("prepare", "--config", store / "config.yaml")
     assert again.returncode == 0 and str(store) in again.stdout

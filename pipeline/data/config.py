@@ -31,9 +31,9 @@ class CorpusConfig:
     test_fraction: float = 0.0
     """The share of documents held out for test, by the hash of their text."""
     validation_books: list[str] = field(default_factory=list)
-    """Globs of document names that go to validation, whatever the hash says."""
+    """Globs of document names: these, instead of a fraction, are held out for validation."""
     test_books: list[str] = field(default_factory=list)
-    """Globs of document names that go to test, whatever the hash says."""
+    """Globs of document names: these, instead of a fraction, are held out for test."""
     workers: int = 0
     """Processes that read and tokenise; 0 means one per core."""
 

@@ -280,11 +280,13 @@ def tail_boundary(text: str) -> int:
 
 
 def hashed_split(entry: Entry, config: CorpusConfig) -> Split:
-    """The split that a text's hash draws, the same whatever else the corpus holds."""
+    """The split that a text's hash draws, the same whatever else the corpus holds; none where books are named."""
     draw = int(entry.text_hash[:16], 16) / 2**64
     if draw < config.validation_fraction:
-        return "validation"
-    return "test" if draw < config.validation_fraction + config.test_fraction else "train"
+        return "train" if config.validation_books else "validation"
+    if draw < config.validation_fraction + config.test_fraction:
+        return "train" if config.test_books else "test"
+    return "train"
 
 
 def named_splits(entries: list[Entry], first: list[int], config: CorpusConfig) -> dict[int, Split]:

@@ -1,6 +1,7 @@
-"""Hugging Face datasets, from the hub or from a folder, as rows."""
+"""Hugging Face datasets, from the hub or a folder. The libraries take seconds to import: only who uses them pays."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -17,27 +18,47 @@ def rows(specification: str, streaming: bool) -> Iterator[dict[str, Any]]:
     for option in options:
         if option not in OPTIONS:
             raise UserError(f"hf:{specification}: unknown option {option!r}; it takes {', '.join(OPTIONS)}")
-    import datasets  # two seconds; only those who use it pay for it
-
-    try:
+    with one_line_errors(f"hf:{specification}"):
         yield from open_dataset(name, options, streaming)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"hf:{specification}: cannot be read ({type(error).__name__}: {reason:.300})") from error
 
 
 def open_dataset(name: str, options: dict[str, str], streaming: bool) -> Any:
     import datasets
 
-    split = options.get("split", "train")
+    split, config = options.get("split", "train"), options.get("config")
     folder = Path(name).expanduser()
-    if not folder.is_dir():
-        return datasets.load_dataset(
-            name, options.get("config"), split=split, revision=options.get("revision"), streaming=streaming
-        )
     if (folder / "dataset_dict.json").exists():
         return datasets.load_from_disk(str(folder))[split]
     if (folder / "dataset_info.json").exists():
         return datasets.load_from_disk(str(folder))
-    # Streamed, whatever was asked for: the cache would return old rows for a file changed within its size and time.
-    return datasets.load_dataset(str(folder), options.get("config"), split=split, streaming=True)
+    if folder.is_dir():  # streamed: the cache would return old rows for a file changed within its size and time
+        return datasets.load_dataset(str(folder), config, split=split, streaming=True)
+    from huggingface_hub import HfApi
+
+    # Asking first pins one revision for both passes over the text, and fails at once where there is no network.
+    revision = HfApi().dataset_info(name, revision=options.get("revision"), timeout=30).sha
+    return datasets.load_dataset(name, config, split=split, revision=revision, streaming=streaming)
+
+
+def snapshot(repository: str, revision: str, patterns: Sequence[str]) -> Path:
+    """Fetch files of a dataset into the hub's own cache, which resumes; the folder bears the name of the commit."""
+    from huggingface_hub import snapshot_download
+
+    with one_line_errors(repository):
+        fetched = snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=list(patterns))
+    return Path(fetched)
+
+
+@contextmanager
+def one_line_errors(name: str) -> Iterator[None]:
+    """Turn whatever the hub's clients raise into one line."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of the HTTP library that this version uses
+    try:
+        yield
+    except (OSError, ValueError, KeyError, http_error) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"{name}: cannot be fetched from the Hugging Face hub or read ({reason:.300}); check name and network"
+        ) from error

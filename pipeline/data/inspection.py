@@ -1,9 +1,11 @@
-"""The tables that show people what is in a corpus."""
+"""The tables that show people what is in a corpus, a tokenizer and a store."""
 
 from collections import Counter
 
 from pipeline.data.corpus import SPLITS, Corpus, Entry
+from pipeline.data.store import Store
 from pipeline.terminal import note, print_table
+from pipeline.tokenizer import Measure, Tokenizer
 
 ROWS_SHOWN = 50
 
@@ -21,7 +23,7 @@ def print_corpus(corpus: Corpus) -> None:
 
 def print_splits(corpus: Corpus) -> None:
     """Print how much each split holds and how much of it also stands in training."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for split in SPLITS:
         entries = [entry for entry in corpus.entries if any(part.split == split for part in entry.parts)]
         languages = Counter(entry.language for entry in entries)
@@ -31,6 +33,40 @@ def print_splits(corpus: Corpus) -> None:
     dropped = [entry for entry in corpus.entries if entry.dropped]
     rows.append(("dropped", len(dropped), sum(entry.bytes for entry in dropped), "-", "-"))
     print_table("Splits", ("split", "documents", "bytes", "languages", "8-word sequences also in train"), rows)
+
+
+def print_tokenizers(title: str, measured: list[tuple[str, Tokenizer, Measure]]) -> None:
+    """Print what tokenizers make of a text."""
+    header = (
+        "tokenizer",
+        "kind",
+        "vocabulary",
+        "tokens",
+        "bytes per token",
+        "tokens per word",
+        "unknown",
+        "fingerprint",
+    )
+    rows = [
+        (
+            name, tokenizer.kind, tokenizer.vocab_size, found.tokens, found.bytes_per_token, found.fertility,
+            f"{found.unknown_share:.3%}", tokenizer.fingerprint[:12],
+        )
+        for name, tokenizer, found in measured
+    ]  # fmt: skip
+    print_table(title, header, rows)
+
+
+def print_store(store: Store) -> None:
+    """Print what a store holds."""
+    rows = []
+    for split, stream in store.streams.items():
+        size = sum(shard.file_bytes for shard in stream.shards)
+        documents = sum(shard.documents for shard in stream.shards)
+        text = sum(shard.text_bytes() for shard in stream.shards)
+        rows.append((split, documents, len(stream), text / len(stream), len(stream.shards), size / len(stream)))
+    header = ("split", "documents", "tokens", "text bytes per token", "shards", "disk bytes per token")
+    print_table("Token store", header, rows)
 
 
 def print_dropped(entries: list[Entry]) -> None:

@@ -241,7 +241,7 @@ FILES = {
         ("unread", {}, "no text in this folder"),
         ("book.txt", {"validation_books": ["nobody"]}, "no document matches 'nobody'"),
         ("book.txt", {"validation_books": ["book"]}, "take every document"),
-        ("hf:no-such/dataset", {}, "hf:no-such/dataset: cannot be read"),
+        ("hf:no-such/dataset", {}, "hf:no-such/dataset: cannot be fetched"),
         ("hf:.?splt=train", {}, "unknown option 'splt'"),
     ],
 )
