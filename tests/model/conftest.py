@@ -1,0 +1,5 @@
+"""Small models: one thread is faster than two."""
+
+import torch
+
+torch.set_num_threads(1)
