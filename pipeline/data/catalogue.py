@@ -79,10 +79,11 @@ def rows() -> list[tuple[str, ...]]:
     table: list[tuple[str, ...]] = []
     for entry in ENTRIES.values():
         sources = [entry.source] if isinstance(entry.source, Hub) else entry.source
-        size = f"{sum(source.size for source in sources) / 1e6:,.1f} MB"
+        size = sum(source.size for source in sources) / 1e6
         cached = "yes" if (cache() / entry.name / "meta.json").is_file() else "no"
         origin = ", ".join(map(str, sources))
-        table.append((entry.name, entry.kind, entry.description, size, entry.licence, origin, cached))
+        download = f"{size:.1f} MB" if size < 1000 else f"{size / 1000:.1f} GB"
+        table.append((entry.name, entry.kind, entry.description, download, entry.licence, origin, cached))
     return table
 
 
