@@ -91,7 +91,7 @@ class Flops:
 
 
 def count_flops(model: Architecture, vocab_size: int, source: int, target: int, loss_positions: int) -> Flops:
-    """Count for M source and N target tokens, of which so many carry loss; an encoder has no target, a decoder no source."""
+    """Count for M source and N target tokens, of which so many carry loss; 0 where a family has no such side."""
     inner, shared = model.heads * model.head_width, 2 * model.kv_heads * model.head_width
     query, keys = 2 * model.width * 2 * inner, 2 * model.width * shared
     feed_forward = 2 * model.width * model.feed_forward * (3 if "glu" in model.activation else 2)

@@ -67,7 +67,7 @@ def states(model: Transformer, source: Tensor, real: Tensor | None = None, targe
     return model.decode(ids(len(source), 7, seed=9) if target is None else target, memory=memory)
 
 
-def close(one: Tensor, other: Tensor, tolerance: float = 2e-5) -> None:
+def assert_same(one: Tensor, other: Tensor, tolerance: float = 2e-5) -> None:
     torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
@@ -76,7 +76,7 @@ def test_a_batch_gives_what_its_rows_give_alone(family: str, position: str, kind
     model = make(family, position, kind)
     batch, target = ids(3), ids(3, 7, seed=9)
     rows = [states(model, batch[row : row + 1], target=target[row : row + 1]) for row in range(3)]
-    close(states(model, batch, target=target), torch.cat(rows))
+    assert_same(states(model, batch, target=target), torch.cat(rows))
 
 
 @every_case
@@ -91,7 +91,7 @@ def test_padding_changes_nothing(family: str, position: str, kind: str, side: st
     padded = states(model, torch.cat(parts, dim=1), real)
     if family != "encoder-decoder":
         padded = padded[:, 5:] if side == "left" else padded[:, :LENGTH]
-    close(padded, states(model, source))
+    assert_same(padded, states(model, source))
 
 
 @every_decoding_case
@@ -102,7 +102,7 @@ def test_cached_decoding_equals_uncached(family: str, position: str, kind: str) 
     pieces = [model.decode(target[:, :4], memory=memory, cache=cache)]
     pieces += [model.decode(target[:, 4:6], memory=memory, cache=cache)]
     pieces += [model.decode(target[:, n : n + 1], memory=memory, cache=cache) for n in range(6, LENGTH)]
-    close(torch.cat(pieces, dim=1), model.decode(target, memory=memory))
+    assert_same(torch.cat(pieces, dim=1), model.decode(target, memory=memory))
 
 
 def test_cached_decoding_with_padding_on_the_left() -> None:
@@ -113,8 +113,8 @@ def test_cached_decoding_with_padding_on_the_left() -> None:
         real[0, :3] = False
         pieces = [model.decode(target[:, :6], real[:, :6], cache=cache)]
         pieces += [model.decode(target[:, n : n + 1], cache=cache) for n in range(6, LENGTH)]
-        close(torch.cat(pieces, dim=1)[0, 3:], model.decode(target[:1, 3:])[0])
-        close(torch.cat(pieces, dim=1)[1], model.decode(target[1:])[0])
+        assert_same(torch.cat(pieces, dim=1)[0, 3:], model.decode(target[:1, 3:])[0])
+        assert_same(torch.cat(pieces, dim=1)[1], model.decode(target[1:])[0])
 
 
 def test_reordered_rows_of_a_cache_go_on_from_each_other() -> None:
@@ -124,7 +124,7 @@ def test_reordered_rows_of_a_cache_go_on_from_each_other() -> None:
     cache.reorder(torch.tensor([2, 0, 0]))
     after = model.decode(ids(3, 1, seed=5), cache=cache)
     whole = torch.cat([target[[2, 0, 0], :6], ids(3, 1, seed=5)], dim=1)
-    close(after, model.decode(whole)[:, -1:])
+    assert_same(after, model.decode(whole)[:, -1:])
 
 
 @every_decoding_case
@@ -133,7 +133,7 @@ def test_nothing_comes_from_the_future(family: str, position: str, kind: str) ->
     memory = model.encode(ids(1, seed=3)) if model.encoder else None
     one, other = ids(1), ids(1)
     other[0, 6:] = (other[0, 6:] % (VOCABULARY - 1)) + 1
-    close(model.decode(one, memory=memory)[:, :6], model.decode(other, memory=memory)[:, :6])
+    assert_same(model.decode(one, memory=memory)[:, :6], model.decode(other, memory=memory)[:, :6])
     assert not torch.allclose(model.decode(one, memory=memory)[:, 6], model.decode(other, memory=memory)[:, 6])
 
 
@@ -157,8 +157,8 @@ def test_documents_do_not_see_each_other() -> None:
             if model.encoder
             else model.decode(both, documents_BT=documents)
         )
-        close(joined[:, :4], states(model, both[:, :4]))
-        close(joined[:, 4:], states(model, both[:, 4:]))
+        assert_same(joined[:, :4], states(model, both[:, :4]))
+        assert_same(joined[:, 4:], states(model, both[:, 4:]))
 
 
 def test_a_prefix_is_seen_in_full_and_the_rest_causally() -> None:
@@ -223,8 +223,8 @@ def test_attention_equals_torchs_own_modules() -> None:
     real[1, 4:] = False
     expected, weights = theirs(x, context, context, key_padding_mask=~real, average_attn_weights=False)
     seen = Visible(real[:, None, None, :], real_BS=real)
-    close(ours(x, seen, context), expected)
-    close(ours.probabilities(x, seen, context), weights)
+    assert_same(ours(x, seen, context), expected)
+    assert_same(ours.probabilities(x, seen, context), weights)
 
 
 def test_grouped_queries_equal_sdpa_on_repeated_heads() -> None:
@@ -233,7 +233,7 @@ def test_grouped_queries_equal_sdpa_on_repeated_heads() -> None:
     q, k, v = module.project(x, Visible(), None, None, None)
     assert (q.shape[1], k.shape[1]) == (4, 2)
     expected = F.scaled_dot_product_attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), is_causal=True)
-    close(module(x, Visible(causal=True)), module.output(expected.transpose(1, 2).flatten(2)))
+    assert_same(module(x, Visible(causal=True)), module.output(expected.transpose(1, 2).flatten(2)))
 
 
 @every_case
@@ -243,11 +243,12 @@ def test_probabilities_are_those_that_weigh_the_values(family: str, position: st
 
     def hook(module: Attention, args: Any, kwargs: Any, output: Tensor) -> None:
         weights = module.probabilities(*args, **kwargs)
-        _, _, v = module.project(*args[:4], None)
+        x, seen, context, positions = args[:4]
+        _, _, v = module.project(x, seen, context, positions, None)
         v = v.repeat_interleave(module.heads // module.kv_heads, dim=1)
-        close(module.output((weights @ v).transpose(1, 2).flatten(2)), output)
+        assert_same(module.output((weights @ v).transpose(1, 2).flatten(2)), output)
         if kind != "low_rank":
-            close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+            assert_same(weights.sum(-1), torch.ones_like(weights.sum(-1)))
         checked.append(weights)
 
     for module in model.modules():
@@ -263,7 +264,7 @@ def test_probabilities_are_those_that_weigh_the_values(family: str, position: st
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
 def test_dropout_is_off_in_eval_and_on_in_training(family: str) -> None:
     model = make(family, "learned", dropout=0.5, attention_dropout=0.5, activation_dropout=0.5)
-    close(states(model, ids(2)), states(model, ids(2)), tolerance=0)
+    assert_same(states(model, ids(2)), states(model, ids(2)), tolerance=0)
     model.train()
     assert not torch.allclose(states(model, ids(2)), states(model, ids(2)))
 
@@ -286,7 +287,7 @@ def test_compiled_agrees_with_eager(family: str) -> None:
     for stack in (model.encoder, model.decoder):
         if stack is not None:
             stack.compile()
-    close(states(model, ids(2)), expected, tolerance=1e-4)
+    assert_same(states(model, ids(2)), expected, tolerance=1e-4)
 
 
 @every_case

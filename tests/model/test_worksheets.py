@@ -95,8 +95,8 @@ def test_self_attention_of_one_head() -> None:
 
 def test_self_attention_of_two_heads_with_an_output_projection() -> None:
     ones = torch.ones(3, 2)
-    both = (torch.cat([weight, ones], dim=1) for weight in (QUERY, KEY, VALUE))
-    out = attention(*both, OUTPUT, heads=2)(X[None], Visible())[0]
+    query, key, value = (torch.cat([weight, ones], dim=1) for weight in (QUERY, KEY, VALUE))
+    out = attention(query, key, value, OUTPUT, heads=2)(X[None], Visible())[0]
     expected = tensor(
         [-6.0466489846, 3.7778107225, -0.7573108608], [8.2874182545, 0.1475029531, 10.5796806823],
         [-7.3905735032, 5.0998276621, -0.0115807301], [-8.2504538936, 4.8742879706, -1.5014032084],
@@ -147,7 +147,7 @@ def test_a_position_sees_itself_and_what_came_before() -> None:
 
 def growth(part: str, family: str, source: int, target: int) -> float:
     """How the measured cost of one part grows when one length doubles."""
-    return getattr(count_flops(settings(family=family), 50, source, target, 0), part)
+    return float(getattr(count_flops(settings(family=family), 50, source, target, 0), part))
 
 
 def test_costs_grow_as_the_worksheets_derive() -> None:
