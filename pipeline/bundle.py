@@ -13,10 +13,12 @@ from pipeline import __version__
 from pipeline.configuration import build, to_yaml
 from pipeline.errors import UserError
 from pipeline.files import file_hash, read_json, replacing, write_json, write_text
-from pipeline.model.config import ModelConfig, resolve
+from pipeline.model.config import Architecture, ModelConfig, resolve
+from pipeline.model.recurrent import Recurrent
 from pipeline.model.transformer import Transformer
 from pipeline.tokenizer import Tokenizer
 
+Model = Transformer | Recurrent
 FORMAT = 1
 WEIGHTS, CONFIG, TOKENIZER, META = "model.safetensors", "config.yaml", "tokenizer.json", "meta.json"
 
@@ -25,7 +27,7 @@ WEIGHTS, CONFIG, TOKENIZER, META = "model.safetensors", "config.yaml", "tokenize
 class Bundle:
     """A model with its tokenizer and its history."""
 
-    model: Transformer
+    model: Model
     tokenizer: Tokenizer
     meta: dict[str, Any] = field(default_factory=dict)
     """Lineage, fingerprints, metrics and versions."""
@@ -70,7 +72,7 @@ def load_bundle(folder: Path) -> Bundle:
     if not (folder / WEIGHTS).is_file() or file_hash(folder / WEIGHTS) != meta["weights_sha256"]:
         raise UserError(f"{folder / WEIGHTS}: missing or damaged, its checksum differs; copy or make the bundle again")
     config = build(BundleConfig, [folder / CONFIG], {})
-    model = Transformer(resolve(config.model), meta["vocab_size"])
+    model = make_model(resolve(config.model), meta["vocab_size"])
     weights = load_file(folder / WEIGHTS)
     if config.model.tie_embeddings:
         weights["head.output.weight"] = weights["embedding.weight"]
@@ -78,7 +80,13 @@ def load_bundle(folder: Path) -> Bundle:
     return Bundle(model.eval(), Tokenizer.load(folder), meta)
 
 
-def settings_of(model: Transformer) -> ModelConfig:
+def make_model(architecture: Architecture, vocab_size: int) -> Model:
+    """A new model of any family."""
+    family = Recurrent if architecture.family == "recurrent" else Transformer
+    return family(architecture, vocab_size)
+
+
+def settings_of(model: Model) -> ModelConfig:
     """A model's config with every setting written out, so that no later preset can change it."""
     return ModelConfig(**dataclasses.asdict(model.architecture))
 

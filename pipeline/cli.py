@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,18 +36,18 @@ class Command:
     config: str
     stage: str
     example: str
-    positional: str = ""
-    """The field that words without an option go to."""
+    positional: tuple[str, ...] = ()
+    """The fields that words without an option go to, in order; a list takes all that are left."""
 
 
 COMMANDS: dict[str, Command] = {
     "data list": Command("data.config:DataListConfig", "list_data", "triptych data list"),
-    "data get": Command("data.config:DataGetConfig", "get_data", "triptych data get novels-gutenberg", "name"),
+    "data get": Command("data.config:DataGetConfig", "get_data", "triptych data get novels-gutenberg", ("name",)),
     "corpus inspect": Command(
         "data.config:InspectConfig",
         "inspect_corpus",
         "triptych corpus inspect my-novels/ --test_fraction 0.1",
-        "corpus",
+        ("corpus",),
     ),
     "tokenizer train": Command(
         "data.config:TokenizerTrainConfig",
@@ -58,12 +58,24 @@ COMMANDS: dict[str, Command] = {
         "data.config:TokenizerCompareConfig",
         "compare_tokenizers",
         "triptych tokenizer compare tokenizers/mine tokenizers/other --text held-out.txt",
-        "tokenizers",
+        ("tokenizers",),
     ),
     "prepare": Command(
         "data.config:PrepareConfig",
         "prepare",
         "triptych prepare --corpus my-novels/ --tokenizer tokenizers/mine --output stores",
+    ),
+    "import": Command(
+        "model.config:ImportConfig",
+        "import_bundle",
+        "triptych import hf:google-bert/bert-base-uncased bundles/bert",
+        ("source", "bundle"),
+    ),
+    "export": Command(
+        "model.config:ExportConfig",
+        "export_bundle",
+        "triptych export bundles/bert exported/bert",
+        ("bundle", "folder"),
     ),
 }
 
@@ -176,22 +188,22 @@ def first_line(described: Any) -> str:
 
 
 def print_help(name: str, command: Command, config_class: type) -> None:
-    words = f"; {command.positional} can be given without --{command.positional}" if command.positional else ""
-    example = f"Example: {command.example}{words}"
+    words = " and ".join(command.positional)
+    example = f"Example: {command.example}" + (f" ({words} need no --KEY)" if words else "")
     make_parser(config_class, f"triptych {name}", example=example).print_help()
 
 
 # --- Words -------------------------------------------------------------------------------------------------------
 
 
-def parse_words(words: Sequence[str], positional: str, known: Mapping[str, Any]) -> dict[str, list[str]]:
+def parse_words(words: Sequence[str], positional: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[str]]:
     """The values typed for each key: lists take all words up to the next option, flags need none."""
     typed: dict[str, list[str]] = {}
     waiting = deque(words)
     while waiting:
         word = waiting.popleft()
         if word == "--":  # what follows is never an option, whatever it looks like
-            add_plain(typed, list(waiting), positional)
+            add_plain(typed, waiting, positional, known)
             break
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
@@ -202,7 +214,7 @@ def parse_words(words: Sequence[str], positional: str, known: Mapping[str, Any])
                 raise UserError(f"--{key}: needs a value, {in_words(known[key])}")
             typed.setdefault(key, []).extend(values)
         else:
-            add_plain(typed, [word], positional)
+            add_plain(typed, [word], positional, known)
     return typed
 
 
@@ -215,10 +227,15 @@ def take_values(waiting: deque[str], kind: Any, one: bool) -> list[str]:
     return values
 
 
-def add_plain(typed: dict[str, list[str]], words: list[str], positional: str) -> None:
-    if not positional:
-        raise UserError(f"{words[0]!r}: this command takes options only, such as --KEY VALUE")
-    typed.setdefault(positional, []).extend(words)
+def add_plain(
+    typed: dict[str, list[str]], words: Iterable[str], positional: Sequence[str], known: Mapping[str, Any]
+) -> None:
+    """Give each word to the first positional field that has room for it."""
+    for word in words:
+        name = next((name for name in positional if name not in typed or is_list(known[name])), None)
+        if name is None:
+            raise UserError(f"{word!r}: more than this command takes without a --KEY; see its --help")
+        typed.setdefault(name, []).append(word)
 
 
 def as_option(values: list[str], kind: Any) -> str:

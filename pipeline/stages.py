@@ -23,8 +23,9 @@ from pipeline.data.sources import sources
 from pipeline.data.store import prepare_store
 from pipeline.errors import UserError
 from pipeline.files import write_text
+from pipeline.model.config import ExportConfig, ImportConfig
 from pipeline.terminal import note, print_table, progress, say
-from pipeline.tokenizer import Tokenizer, measure, train
+from pipeline.tokenizer import Tokenizer, measure, special_tokens, train
 
 
 def list_data(_: DataListConfig) -> None:
@@ -44,6 +45,7 @@ def inspect_corpus(config: InspectConfig) -> None:
 
 def train_tokenizer(config: TokenizerTrainConfig) -> None:
     """Train a tokenizer on the training part of a corpus and save it."""
+    special_tokens(config)  # a mistake in the settings should not cost a reading of the corpus
     corpus = scan(config)
     print_splits(corpus)
     if not is_trained(config, corpus):
@@ -76,6 +78,24 @@ def prepare(config: PrepareConfig) -> None:
     write_text(store.path / "config.yaml", to_yaml(config))
     print_store(store)
     say(str(store.path))
+
+
+def import_bundle(config: ImportConfig) -> None:
+    """Make a bundle of a model of transformers."""
+    from pipeline.bundle import save_bundle
+    from pipeline.model.huggingface import import_model
+
+    save_bundle(import_model(config.source), Path(config.bundle))
+    say(config.bundle)
+
+
+def export_bundle(config: ExportConfig) -> None:
+    """Write a bundle in the form of transformers."""
+    from pipeline.bundle import load_bundle
+    from pipeline.model.huggingface import export_model
+
+    export_model(load_bundle(Path(config.bundle)), Path(config.folder))
+    say(config.folder)
 
 
 def is_trained(config: TokenizerTrainConfig, corpus: Corpus) -> bool:

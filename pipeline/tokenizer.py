@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from itertools import chain
@@ -38,7 +38,7 @@ NAMES: dict[Role, tuple[str, ...]] = {
     "mask": ("<mask>", "[MASK]", "<|mask|>"),
 }
 
-# A part of a text can be encoded alone: no word of our pre-tokenizers goes on after a blank or across a newline.
+# Parts of a text can be encoded alone: no word of our pre-tokenizers reaches into blanks from before or over a newline.
 # A blank is what \s matches in the library, which unlike Python leaves out the separators 1c to 1f.
 BLANK = r"[^\S\n\x1c-\x1f]"
 PART = re.compile(rf"{BLANK}*[\S\x1c-\x1f]+|{BLANK}+|\n")
@@ -61,7 +61,7 @@ class Tokenizer:
         self.sentinels = [self.special[name] for name in SENTINELS if name in self.special]
         self.byte_level = isinstance(self.backend.decoder, decoders.ByteLevel)
         self.kind = kind_of(self.backend, content)
-        self.ours = content["pre_tokenizer"] in our_pre_tokenizers()
+        self.ours = content.get("pre_tokenizer") in our_pre_tokenizers()
         if not self.ours:
             self.backend = Backend.from_str(json.dumps(without_ways_to(self.special, self.kind, content)))
             self.backend.no_padding()
@@ -129,9 +129,9 @@ class Tokenizer:
     def library_ids(self, text: str) -> list[int]:
         return self.backend.encode(text, add_special_tokens=False).ids
 
-    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of ids: to the letter for bpe, unigram and byte, with the usual spaces for wordpiece."""
-        return self.backend.decode(ids, skip_special_tokens=skip_special)
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special)
 
     def token_bytes(self) -> npt.NDArray[np.int64]:
         """The UTF-8 bytes each id stands for, 0 if special; for wordpiece without the blanks, which it drops."""
@@ -155,12 +155,12 @@ def train(texts: Iterable[str], config: TokenizerConfig, corpus_fingerprint: str
     words = count_words(parts, backend)
     if not words:
         raise UserError("the training text is empty; name a corpus with text, or hold out less of it")
-    note(f"tokenizer: learning from {len(words):,} distinct words")
+    note(f"tokenizer: learning from {len(words):,} distinct words, {sum(words.values()):,} in all")
     backend.model = learn(words, special, config)
     backend.add_special_tokens(special)
     tokenizer = Tokenizer(backend.to_str(pretty=True))
-    tokenizer.meta |= describe(tokenizer, config, weigh(tokenizer, parts.items()))
-    tokenizer.meta["corpus_fingerprint"] = corpus_fingerprint
+    described = describe(tokenizer, config, weigh(tokenizer, parts.items()))
+    tokenizer.meta |= {"corpus_fingerprint": corpus_fingerprint, **described}
     if tokenizer.vocab_size < config.vocab_size and config.kind in ("bpe", "unigram", "wordpiece"):
         note(f"tokenizer: {tokenizer.vocab_size:,} tokens, not {config.vocab_size:,}: the text gives no more")
     return tokenizer
@@ -300,7 +300,7 @@ def kind_of(backend: Backend, content: Any) -> str:
     return model
 
 
-def without_ways_to(special: Iterable[str], kind: str, content: Any) -> Any:
+def without_ways_to(special: Collection[str], kind: str, content: Any) -> Any:
     """A tokenizer.json from elsewhere in which no text scores or merges its way to a special token."""
     model = dict(content["model"])
     if kind == "unigram":  # T5's special tokens have the best score of all

@@ -70,14 +70,14 @@ def unigram_scores(words: Words, room: int, min_frequency: int) -> list[tuple[st
     scores = dict.fromkeys(sorted(seed), -1.0)
     while True:
         found = count_pieces(words, scores)
-        counts = {piece: max(count, 1) for piece, count in found.items() if count >= min_frequency or len(piece) == 1}
+        counts = {piece: max(count, 1) for piece, count in found.items() if count or len(piece) == 1}
         total = math.log(sum(counts.values()))
         scores = {piece: math.log(count) - total for piece, count in counts.items()}
         if len(scores) <= room:
-            return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+            return sorted(scores.items(), key=lambda item: -item[1])
         longer = [piece for piece in scores if len(piece) > 1]
         cost = {piece: counts[piece] * (scores[piece] - score_of_rest(piece, scores)) for piece in longer}
-        longer.sort(key=lambda piece: (-cost[piece], piece))
+        longer.sort(key=lambda piece: -cost[piece])
         kept = longer[: max(room - len(ALPHABET), len(longer) * 3 // 4)]
         scores = {piece: scores[piece] for piece in (*ALPHABET, *kept)}
 

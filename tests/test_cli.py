@@ -89,11 +89,18 @@ KNOWN = {"corpus": list[str], "limit": int | None, "clean": bool, "name": str, "
     ],
 )
 def test_words_become_values(words: str, expected: dict[str, list[str]]) -> None:
-    assert cli.parse_words(words.split(), "corpus", KNOWN) == expected
+    assert cli.parse_words(words.split(), ["corpus"], KNOWN) == expected
 
 
 def test_several_configs_after_one_option() -> None:
-    assert cli.parse_words(["--config", "a", "b"], "", KNOWN) == {"config": ["a", "b"]}
+    assert cli.parse_words(["--config", "a", "b"], [], KNOWN) == {"config": ["a", "b"]}
+
+
+def test_words_go_to_positional_fields_in_order() -> None:
+    typed = cli.parse_words(["x", "--limit", "3", "a", "b"], ["name", "corpus"], KNOWN)
+    assert typed == {"name": ["x"], "limit": ["3"], "corpus": ["a", "b"]}
+    with pytest.raises(UserError, match="'y': more than this command takes"):
+        cli.parse_words(["x", "y"], ["name"], KNOWN)
 
 
 def test_options_win_over_configs_wherever_they_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +116,7 @@ def test_options_win_over_configs_wherever_they_stand(tmp_path: Path, capsys: py
     [
         ("tokeniser train", "no command 'tokeniser train'; did you mean 'tokenizer train'?"),
         ("tokenizer trian", "no command 'tokenizer trian'; did you mean 'tokenizer train'?"),
-        ("prepare x", "'x': this command takes options only"),
+        ("prepare x", "'x': more than this command takes"),
         ("prepare --corpsu x", "unknown key 'corpsu'; did you mean 'corpus'?"),
         ("prepare --corpus", "--corpus: needs a value, a list"),
         ("prepare --corpus x --tokenizer y", "output: required"),
@@ -198,7 +205,7 @@ def test_novels_to_tokenizer_to_store(novels: Path, tmp_path: Path) -> None:
 def test_every_key_of_every_command_is_known_to_the_parser() -> None:
     for command in cli.COMMANDS.values():
         known = fields_of(cli.load(f"pipeline.{command.config}"))
-        assert not command.positional or command.positional in known
+        assert set(command.positional) <= set(known)
         assert callable(cli.load(f"pipeline.stages:{command.stage}"))
     with pytest.raises(UserError):
         cli.find_command(["nonsense"])

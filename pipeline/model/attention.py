@@ -226,12 +226,12 @@ def attention_probabilities(model: nn.Module, run: Callable[[], Any]) -> dict[st
     found: dict[str, Tensor] = {}
 
     def record(name: str) -> Callable[..., None]:
-        def hook(module: Attention, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _: Tensor) -> None:
             found[name] = module.probabilities(*args, **kwargs).detach()
 
         return hook
 
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, Attention)}
+    modules = {name: module for name, module in model.named_modules() if hasattr(module, "probabilities")}
     handles = [module.register_forward_hook(record(name), with_kwargs=True) for name, module in modules.items()]
     try:
         run()

@@ -234,6 +234,8 @@ def resolve(config: ModelConfig) -> Architecture:
     chosen.setdefault("position_width", width // 4)
     if chosen["position"] == "concatenated":
         chosen["tie_embeddings"] = False  # the two matrices differ in width
+    if config.family == "recurrent" and config.position is None:
+        chosen["position"] = "none"  # what the presets say of positions is for self-attention
     architecture = Architecture(**chosen)
     check(architecture)
     return architecture
@@ -270,9 +272,36 @@ def check(model: Architecture) -> None:
         raise UserError(f"model.position_width: {model.position_width} must lie within the width {model.width}")
     if model.position == "t5" and (model.position_buckets < 4 or model.position_distance <= model.position_buckets):
         raise UserError("model.position: T5 needs at least 4 position_buckets and a larger position_distance")
+    if model.family == "recurrent" and model.position in ("relative", "t5", "rotary", "alibi"):
+        raise UserError(f"model.position: {model.position} acts on self-attention, which a recurrent model has not")
+    if model.family == "recurrent" and model.bidirectional and model.width % 2:
+        raise UserError(f"model.width: {model.width} must be even for a recurrent encoder that reads both ways")
     if model.attention == "low_rank" and model.family in ("decoder", "recurrent"):
         raise UserError(f"model.attention: low_rank mixes all positions, which a {model.family} must not; use dot")
     if model.attention == "low_rank" and (model.attention_window or model.position in ("relative", "t5", "alibi")):
         raise UserError("model.attention: low_rank has no scores between positions: no attention_window, no biases")
     if model.attention_normalise == "none" and model.attention != "low_rank":
         raise UserError("model.attention_normalise: none is for low_rank attention only")
+
+
+# --- Commands ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """Make a bundle of a model of transformers (BERT, GPT-2, T5, Llama, Qwen3)."""
+
+    source: str
+    """A folder with config.json, safetensors and tokenizer.json, or hf:NAME for the hub."""
+    bundle: str
+    """Where the bundle goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Write a bundle as a folder that transformers loads."""
+
+    bundle: str
+    """The folder of a bundle."""
+    folder: str
+    """Where the files for transformers go."""

@@ -26,6 +26,7 @@ class Parameters:
 
 def count_parameters(model: Architecture, vocab_size: int) -> Parameters:
     """Count the parameters of a transformer without building it."""
+    check_family(model)
     norm = model.width * (2 if model.norm == "layer" and model.bias else 1)
     norms = norm * (2 if model.norm_place == "both" else 1)
     layer = attention_parameters(model, causal=False) + norms
@@ -40,6 +41,11 @@ def count_parameters(model: Architecture, vocab_size: int) -> Parameters:
     if model.head_transform:
         output += model.width * (model.width + 1) + norm
     return Parameters(blocks, vocab_size * word_width, position_parameters(model, sides), output)
+
+
+def check_family(model: Architecture) -> None:
+    if model.family == "recurrent":
+        raise ValueError("costs are counted for transformers; a recurrent model is not matched with them")
 
 
 def attention_parameters(model: Architecture, causal: bool) -> int:
@@ -92,6 +98,7 @@ class Flops:
 
 def count_flops(model: Architecture, vocab_size: int, source: int, target: int, loss_positions: int) -> Flops:
     """Count for M source and N target tokens, of which so many carry loss; 0 where a family has no such side."""
+    check_family(model)
     inner, shared = model.heads * model.head_width, 2 * model.kv_heads * model.head_width
     query, keys = 2 * model.width * 2 * inner, 2 * model.width * shared
     feed_forward = 2 * model.width * model.feed_forward * (3 if "glu" in model.activation else 2)

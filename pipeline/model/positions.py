@@ -15,6 +15,9 @@ from pipeline.model.config import Architecture
 class Positions(nn.Module):
     """No positions at all; the base of every scheme."""
 
+    limit: int | None = None
+    """The longest sequence, where a scheme has one."""
+
     def embed(self, x_BTC: Tensor, positions: Tensor) -> Tensor:
         """Tell the embeddings where they stand; `positions` is (T) or, with padding on the left, (B, T)."""
         return x_BTC
@@ -58,16 +61,16 @@ class Learned(Positions):
 
     def __init__(self, positions: int, width: int) -> None:
         super().__init__()
+        self.limit = positions
         self.table = nn.Embedding(positions, width)
 
     def embed(self, x_BTC: Tensor, positions: Tensor) -> Tensor:
-        check_length(x_BTC.shape[1], self.table.num_embeddings)
         return x_BTC + self.table(positions)
 
 
-def check_length(tokens: int, table: int) -> None:
+def check_length(tokens: int, table: int | None) -> None:
     """A sequence longer than a table is the user's to shorten; reading past it would crash or lie."""
-    if tokens > table:
+    if table is not None and tokens > table:
         raise UserError(
             f"a sequence of {tokens} tokens, but the model has {table} positions; "
             "shorten data.sequence_length or raise model.max_positions"

@@ -14,7 +14,7 @@ from pipeline.model.attention import Attention, Visible, visible
 from pipeline.model.block import Block, BlockCache, FeedForward, make_norm
 from pipeline.model.config import Architecture
 from pipeline.model.heads import LanguageHead
-from pipeline.model.positions import Relative, make_positions
+from pipeline.model.positions import Relative, check_length, make_positions
 
 
 class Cache:
@@ -30,12 +30,11 @@ class Cache:
 
     def extend_real(self, real_BT: Tensor | None, tokens: int) -> Tensor | None:
         """Note which of the new tokens are no padding and return that of all; None while none ever was padding."""
-        if self.real_BS is None and real_BT is None:
-            return None
-        if real_BT is None:
-            assert self.real_BS is not None
-            real_BT = self.real_BS.new_ones(len(self.real_BS), tokens)
-        self.real_BS = real_BT if self.real_BS is None else torch.cat([self.real_BS, real_BT], dim=1)
+        if self.real_BS is None and real_BT is not None:
+            self.real_BS = real_BT.new_ones(len(real_BT), self.length)
+        if self.real_BS is not None:
+            new = self.real_BS.new_ones(len(self.real_BS), tokens) if real_BT is None else real_BT
+            self.real_BS = torch.cat([self.real_BS, new], dim=1)
         return self.real_BS
 
     def reorder(self, rows: Tensor) -> None:
@@ -52,6 +51,15 @@ class Memory:
 
     states_BSC: Tensor
     real_BS: Tensor | None = None
+    final_BC: Tensor | None = None
+    """The last state of a recurrent encoder: all that passes when there is no attention."""
+
+    def select(self, rows: Tensor) -> "Memory":
+        """The memory of some rows, in their order; a row may come several times."""
+        parts = (self.states_BSC, self.real_BS, self.final_BC)
+        states, real, final = (None if part is None else part.index_select(0, rows) for part in parts)
+        assert states is not None
+        return Memory(states, real, final)
 
 
 class Stack(nn.Module):
@@ -82,6 +90,7 @@ class Stack(nn.Module):
         """
         start, tokens = cache.length if cache else 0, x_BTC.shape[1]
         real_BS = cache.extend_real(real_BT, tokens) if cache else real_BT
+        check_length(start + tokens, self.positions.limit)
         keys = torch.arange(start + tokens, device=x_BTC.device)
         biases = self.positions.biases(len(self.blocks), keys[start:], keys)
         documents = None if documents_BT is None else (documents_BT, documents_BT)

@@ -127,21 +127,20 @@ def test_padding_and_company_change_nothing(cell: str, bidirectional: bool, alig
 
 
 @pytest.mark.parametrize("position", ["none", "sinusoidal", "learned", "concatenated"])
+@pytest.mark.parametrize("padding", [0, 3])
 @each_cell
-def test_cached_is_uncached(cell: str, position: str) -> None:
-    """In pieces, the first of which is padding alone for one row."""
+def test_cached_is_uncached(cell: str, padding: int, position: str) -> None:
+    """In pieces; with padding, the first piece is nothing else for one row."""
     made = model(cell=cell, position=position)
-    memory = made.encode(words(2, 6))
-    ids, real = words(2, 7), torch.ones(2, 7).bool()
-    real[0, :3] = False
-    whole = made.decode(ids, real, memory)
+    memory, ids, real = made.encode(words(2, 6)), words(2, 7), torch.ones(2, 7).bool()
+    real[0, :padding] = False
     cache = made.new_cache(7)
-    pieces = [made.decode(ids[:, :2], real[:, :2], memory, cache=cache)]
-    pieces.append(made.decode(ids[:, 2:4], real[:, 2:4], memory, cache=cache))
-    for t in range(4, 7):
-        assert cache.length == t
-        pieces.append(made.decode(ids[:, t : t + 1], None, memory, cache=cache))
-    assert_close(torch.cat(pieces, dim=1)[real], whole[real])
+    pieces = []
+    for start, end in ((0, 2), (2, 4), (4, 5), (5, 6), (6, 7)):
+        assert cache.length == start
+        given = real[:, start:end] if start < padding else None
+        pieces.append(made.decode(ids[:, start:end], given, memory, cache=cache))
+    assert_close(torch.cat(pieces, dim=1)[real], made.decode(ids, real, memory)[real])
 
 
 @each_cell
@@ -171,6 +170,20 @@ def test_a_source_of_padding_alone_is_no_nan() -> None:
     assert states.isfinite().all() and all(p.grad is None or p.grad.isfinite().all() for p in made.parameters())
 
 
+@each_cell
+def test_half_precision_is_close(cell: str) -> None:
+    made = model(cell=cell)
+    source, real = padded(words(2, 4), right=2)
+    exact = made.decode(words(2, 5), memory=made.encode(source, real))
+    with torch.autocast("cpu", torch.bfloat16):
+        memory, cache = made.encode(source, real), made.new_cache(5)
+        pieces = [made.decode(ids, memory=memory, cache=cache) for ids in words(2, 5).split(3, dim=1)]
+    half = torch.cat(pieces, dim=1)
+    half.sum().backward()
+    assert half.dtype == torch.bfloat16
+    assert_close(half.float(), exact, rtol=0, atol=0.05)
+
+
 def test_dropout_is_off_in_evaluation_and_follows_the_seed_in_training() -> None:
     made = model(dropout=0.5)
 
@@ -181,6 +194,7 @@ def test_dropout_is_off_in_evaluation_and_follows_the_seed_in_training() -> None
     assert torch.equal(run(0), run(1))
     made.train()
     assert torch.equal(run(0), run(0)) and not torch.equal(run(0), run(1))
+    assert (made.encode(words(2, 5)).states_BSC == 0).any()
 
 
 # --- What reaches what -----------------------------------------------------------------------------------------------
@@ -216,6 +230,14 @@ def test_every_parameter_learns(cell: str, bidirectional: bool, alignment: str) 
     made = model(cell=cell, bidirectional=bidirectional, alignment=alignment, position="learned", tie_embeddings=False)
     made.logits(made.decode(words(2, 4), memory=made.encode(words(2, 5)))).square().sum().backward()
     assert [name for name, p in made.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+def test_the_last_state_starts_the_decoder_through_the_bridge() -> None:
+    made = model(cell="lstm", decoder_layers=1, alignment="none", position="none")
+    memory, ids = made.encode(words(2, 3)), words(2, 5)
+    shown, kept = made.bridge(memory.final_BC).chunk(2, dim=-1)
+    expected, _ = cells(made.decoder)[0](made.embedding(ids) * made.scale, (shown[None], kept[None]))
+    assert_close(made.decode(ids, memory=memory), expected)
 
 
 def test_a_decoder_alone_starts_from_zeros_and_does_not_attend() -> None:

@@ -1,0 +1,315 @@
+"""Architectures of transformers in our words: tables of settings and tensors, followed in both directions.
+
+Light: no torch.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pipeline.configuration import in_words
+from pipeline.errors import UserError
+from pipeline.files import read_json
+from pipeline.model.config import PRESETS, Activation, Architecture, Family, Preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """An architecture of transformers in our words."""
+
+    model_type: str
+    architecture: str
+    """The class that gives logits."""
+    base: str
+    """The class without the output matrix, in whose files the names have no prefix."""
+    prefix: str
+    family: Family
+    preset: Preset
+    """What all models of this form have in common, but for what `differs`."""
+    differs: dict[str, Any]
+    settings: dict[str, tuple[str, Any]]
+    """Their setting: ours, and its value where a file has none."""
+    activations: dict[str, Activation]
+    even_heads: bool = True
+    """Whether the number of heads must divide the width."""
+    tensors: dict[str, str]
+    """Our layer: theirs. `a.[b + c]` is a.b above a.c, `a.[b & c]` a.b plus the first row of a.c, `^T` transposed."""
+
+
+PLAIN: dict[str, Activation] = {
+    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu_squared",
+}  # fmt: skip
+GATED: dict[str, Activation] = {
+    "silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh", "gelu_new": "geglu_tanh",
+}  # fmt: skip
+
+BERT = Form(
+    model_type="bert", architecture="BertForMaskedLM", base="BertModel", prefix="bert.", family="encoder",
+    preset="bert", differs={"decoder_layers": 0}, activations=PLAIN,
+    settings={
+        "hidden_size": ("width", None), "num_hidden_layers": ("encoder_layers", None),
+        "num_attention_heads": ("heads", None), "intermediate_size": ("feed_forward", None),
+        "hidden_act": ("activation", "gelu"), "layer_norm_eps": ("norm_epsilon", 1e-12),
+        "max_position_embeddings": ("max_positions", 512), "hidden_dropout_prob": ("dropout", 0.1),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.1), "initializer_range": ("initial_deviation", 0.02),
+        "tie_word_embeddings": ("tie_embeddings", True),
+    },
+    tensors={
+        "embedding": "bert.embeddings.word_embeddings",
+        "encoder.positions.table": "bert.embeddings.[position_embeddings & token_type_embeddings]",
+        "encoder.embedding_norm": "bert.embeddings.LayerNorm",
+        "encoder.blocks.{n}.attention.layer.query": "bert.encoder.layer.{n}.attention.self.query",
+        "encoder.blocks.{n}.attention.layer.key_value": "bert.encoder.layer.{n}.attention.self.[key + value]",
+        "encoder.blocks.{n}.attention.layer.output": "bert.encoder.layer.{n}.attention.output.dense",
+        "encoder.blocks.{n}.attention.norm": "bert.encoder.layer.{n}.attention.output.LayerNorm",
+        "encoder.blocks.{n}.feed_forward.layer.input": "bert.encoder.layer.{n}.intermediate.dense",
+        "encoder.blocks.{n}.feed_forward.layer.output": "bert.encoder.layer.{n}.output.dense",
+        "encoder.blocks.{n}.feed_forward.norm": "bert.encoder.layer.{n}.output.LayerNorm",
+        "head.transform.linear": "cls.predictions.transform.dense",
+        "head.transform.norm": "cls.predictions.transform.LayerNorm",
+        "head.output": "cls.predictions.decoder",
+    },
+)  # fmt: skip
+
+GPT2 = Form(
+    model_type="gpt2", architecture="GPT2LMHeadModel", base="GPT2Model", prefix="transformer.", family="decoder",
+    preset="gpt2", differs={"encoder_layers": 0}, activations=PLAIN,
+    settings={
+        "n_embd": ("width", None), "n_layer": ("decoder_layers", None), "n_head": ("heads", None),
+        "n_inner": ("feed_forward", None), "activation_function": ("activation", "gelu_new"),
+        "layer_norm_epsilon": ("norm_epsilon", 1e-5), "n_positions": ("max_positions", 1024),
+        "scale_attn_weights": ("attention_scale", True), "attn_pdrop": ("attention_dropout", 0.1),
+        "embd_pdrop": ("dropout", 0.1), "resid_pdrop": ("dropout", 0.1),  # one rate here: the latter's
+        "initializer_range": ("initial_deviation", 0.02), "tie_word_embeddings": ("tie_embeddings", True),
+    },
+    tensors={
+        "embedding": "transformer.wte",
+        "decoder.positions.table": "transformer.wpe",
+        "decoder.blocks.{n}.attention.norm": "transformer.h.{n}.ln_1",
+        "decoder.blocks.{n}.attention.layer.[query + key_value]": "transformer.h.{n}.attn.c_attn ^T",
+        "decoder.blocks.{n}.attention.layer.output": "transformer.h.{n}.attn.c_proj ^T",
+        "decoder.blocks.{n}.feed_forward.norm": "transformer.h.{n}.ln_2",
+        "decoder.blocks.{n}.feed_forward.layer.input": "transformer.h.{n}.mlp.c_fc ^T",
+        "decoder.blocks.{n}.feed_forward.layer.output": "transformer.h.{n}.mlp.c_proj ^T",
+        "decoder.norm": "transformer.ln_f",
+        "head.output": "lm_head",
+    },
+)  # fmt: skip
+
+T5 = Form(
+    model_type="t5", architecture="T5ForConditionalGeneration", base="T5Model", prefix="", family="encoder-decoder",
+    preset="t5", differs={"attention_dropout": None, "activation_dropout": None}, activations=PLAIN, even_heads=False,
+    settings={
+        "d_model": ("width", None), "num_layers": ("encoder_layers", None), "num_heads": ("heads", None),
+        "num_decoder_layers": ("decoder_layers", None), "d_kv": ("head_width", 64), "d_ff": ("feed_forward", None),
+        "feed_forward_proj": ("activation", "relu"), "layer_norm_epsilon": ("norm_epsilon", 1e-6),
+        "relative_attention_num_buckets": ("position_buckets", 32),
+        "relative_attention_max_distance": ("position_distance", 128), "dropout_rate": ("dropout", 0.1),
+        "tie_word_embeddings": ("output_scale", True),  # what it stands for; whether they are tied shows in the file
+    },
+    tensors={
+        "embedding": "shared",
+        "encoder.positions.table": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        "encoder.blocks.{n}.attention.norm": "encoder.block.{n}.layer.0.layer_norm",
+        "encoder.blocks.{n}.attention.layer.query": "encoder.block.{n}.layer.0.SelfAttention.q",
+        "encoder.blocks.{n}.attention.layer.key_value": "encoder.block.{n}.layer.0.SelfAttention.[k + v]",
+        "encoder.blocks.{n}.attention.layer.output": "encoder.block.{n}.layer.0.SelfAttention.o",
+        "encoder.blocks.{n}.feed_forward.norm": "encoder.block.{n}.layer.1.layer_norm",
+        "encoder.blocks.{n}.feed_forward.layer.input": "encoder.block.{n}.layer.1.DenseReluDense.wi",
+        "encoder.blocks.{n}.feed_forward.layer.output": "encoder.block.{n}.layer.1.DenseReluDense.wo",
+        "encoder.norm": "encoder.final_layer_norm",
+        "decoder.positions.table": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+        "decoder.blocks.{n}.attention.norm": "decoder.block.{n}.layer.0.layer_norm",
+        "decoder.blocks.{n}.attention.layer.query": "decoder.block.{n}.layer.0.SelfAttention.q",
+        "decoder.blocks.{n}.attention.layer.key_value": "decoder.block.{n}.layer.0.SelfAttention.[k + v]",
+        "decoder.blocks.{n}.attention.layer.output": "decoder.block.{n}.layer.0.SelfAttention.o",
+        "decoder.blocks.{n}.cross.norm": "decoder.block.{n}.layer.1.layer_norm",
+        "decoder.blocks.{n}.cross.layer.query": "decoder.block.{n}.layer.1.EncDecAttention.q",
+        "decoder.blocks.{n}.cross.layer.key_value": "decoder.block.{n}.layer.1.EncDecAttention.[k + v]",
+        "decoder.blocks.{n}.cross.layer.output": "decoder.block.{n}.layer.1.EncDecAttention.o",
+        "decoder.blocks.{n}.feed_forward.norm": "decoder.block.{n}.layer.2.layer_norm",
+        "decoder.blocks.{n}.feed_forward.layer.input": "decoder.block.{n}.layer.2.DenseReluDense.wi",
+        "decoder.blocks.{n}.feed_forward.layer.output": "decoder.block.{n}.layer.2.DenseReluDense.wo",
+        "decoder.norm": "decoder.final_layer_norm",
+        "head.output": "lm_head",
+    },
+)  # fmt: skip
+
+T5_GATED = replace(
+    T5,
+    activations={
+        "gated-gelu": "geglu_tanh", "gated-gelu_new": "geglu_tanh", "gated-gelu_python": "geglu",
+        "gated-silu": "swiglu",
+    },
+    tensors=T5.tensors | {
+        "encoder.blocks.{n}.feed_forward.layer.input": "encoder.block.{n}.layer.1.DenseReluDense.[wi_0 + wi_1]",
+        "decoder.blocks.{n}.feed_forward.layer.input": "decoder.block.{n}.layer.2.DenseReluDense.[wi_0 + wi_1]",
+    },
+)  # fmt: skip
+
+LLAMA = Form(
+    model_type="llama", architecture="LlamaForCausalLM", base="LlamaModel", prefix="model.", family="decoder",
+    preset="llama", differs={"encoder_layers": 0}, activations=GATED,
+    settings={
+        "hidden_size": ("width", None), "num_hidden_layers": ("decoder_layers", None),
+        "num_attention_heads": ("heads", None), "num_key_value_heads": ("kv_heads", None),
+        "head_dim": ("head_width", None), "intermediate_size": ("feed_forward", None),
+        "hidden_act": ("activation", "silu"), "rms_norm_eps": ("norm_epsilon", 1e-6),
+        "max_position_embeddings": ("max_positions", 2048), "rope_theta": ("rotary_base", 10_000.0),
+        "attention_dropout": ("attention_dropout", 0.0), "initializer_range": ("initial_deviation", 0.02),
+        "tie_word_embeddings": ("tie_embeddings", False),
+    },
+    tensors={
+        "embedding": "model.embed_tokens",
+        "decoder.blocks.{n}.attention.norm": "model.layers.{n}.input_layernorm",
+        "decoder.blocks.{n}.attention.layer.query": "model.layers.{n}.self_attn.q_proj",
+        "decoder.blocks.{n}.attention.layer.key_value": "model.layers.{n}.self_attn.[k_proj + v_proj]",
+        "decoder.blocks.{n}.attention.layer.output": "model.layers.{n}.self_attn.o_proj",
+        "decoder.blocks.{n}.feed_forward.norm": "model.layers.{n}.post_attention_layernorm",
+        "decoder.blocks.{n}.feed_forward.layer.input": "model.layers.{n}.mlp.[gate_proj + up_proj]",
+        "decoder.blocks.{n}.feed_forward.layer.output": "model.layers.{n}.mlp.down_proj",
+        "decoder.norm": "model.norm",
+        "head.output": "lm_head",
+    },
+)  # fmt: skip
+
+QWEN3 = replace(
+    LLAMA,
+    model_type="qwen3", architecture="Qwen3ForCausalLM", base="Qwen3Model",
+    differs=LLAMA.differs | {"qk_norm": True}, even_heads=False,
+    settings=LLAMA.settings | {"head_dim": ("head_width", 128), "max_position_embeddings": ("max_positions", 32_768)},
+    tensors=LLAMA.tensors | {
+        "decoder.blocks.{n}.attention.layer.query_norm": "model.layers.{n}.self_attn.q_norm",
+        "decoder.blocks.{n}.attention.layer.key_norm": "model.layers.{n}.self_attn.k_norm",
+    },
+)  # fmt: skip
+
+FORMS = (BERT, GPT2, T5, T5_GATED, LLAMA, QWEN3)
+
+
+# --- Settings, theirs and ours -----------------------------------------------------------------------------------
+
+# Settings of ours that change no logit of a trained model, or that act only where another one says so.
+IDLE = {
+    "dropout", "attention_dropout", "activation_dropout", "initialisation", "initial_deviation", "zero_output",
+    "max_positions", "position_width", "relative_clip", "position_buckets", "position_distance", "rotary_base",
+    "attention_rank", "attention_normalise", "cell", "bidirectional", "alignment", "tie_embeddings",
+}  # fmt: skip
+# Settings of theirs that change no logit. Any other that no table has must be null, false, zero or empty.
+HARMLESS = re.compile(
+    r"_.*|architectures|model_type|transformers_version|(torch_)?dtype|vocab_size|type_vocab_size|use_cache|prefix"
+    r"|.*_token_ids?|gradient_checkpointing|output_.*|return_dict.*|summary_.*|pooler_.*|classifier_dropout"
+    r"|directionality|initializer_.*|task_specific_params|finetuning_task|problem_type|id2label|label2id|num_labels"
+    r"|tokenizer_class|n_ctx|n_positions|max_sequence_length|pretraining_tp|reorder_and_upcast_attn|is_llama_config"
+    r"|sliding_window|max_window_layers|chunk_size_feed_forward|is_encoder_decoder|do_sample|early_stopping"
+    r"|m(ax|in)_(length|new_tokens)|temperature|top_[kp]|typical_p|num_beam.*|num_return_sequences|.*_penalty"
+    r"|.*no_repeat_ngram_size|bad_words_ids"
+)
+
+
+def read_config(path: Path) -> tuple[Form, dict[str, Any]]:
+    """The form of a config.json and what it says, in which nothing is left that we cannot represent exactly."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; name a folder of transformers, or hf:NAME for one of the hub")
+    config = read_json(path)
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    forms = [form for form in FORMS if form.model_type == kind]
+    if not forms:
+        known = ", ".join(sorted({form.model_type for form in FORMS}))
+        raise UserError(f"{path}: model_type {kind} cannot be imported, only {known}")
+    config = spelled_out(config)
+    form = forms[-1] if str(config.get("feed_forward_proj")).startswith("gated-") else forms[0]
+    check_config(path, form, config)
+    return form, config
+
+
+def spelled_out(config: dict[str, Any]) -> dict[str, Any]:
+    """A config in which the tables find what files of different ages say in different ways."""
+    config = dict(config)
+    rope = dict(config.pop("rope_parameters", None) or config.pop("rope_scaling", None) or {})
+    config["rope_theta"] = rope.pop("rope_theta", config.get("rope_theta"))
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    if kind != "default" or any(rope.values()):
+        config["rope_scaling"] = {"rope_type": kind} | rope
+    if config.get("position_embedding_type") == "absolute":
+        del config["position_embedding_type"]
+    if set(config.get("layer_types") or []) == {"full_attention"}:
+        del config["layer_types"]
+    if config["model_type"] == "t5":
+        config["tie_word_embeddings"] = config.pop("scale_decoder_outputs", config.get("tie_word_embeddings"))
+        gate, _, kind = str(config.get("feed_forward_proj", "relu")).rpartition("-")
+        kind = config.pop("dense_act_fn", "gelu_new" if (gate, kind) == ("gated", "gelu") else kind)
+        config["feed_forward_proj"] = f"gated-{kind}" if config.pop("is_gated_act", gate == "gated") else kind
+    return config
+
+
+def check_config(path: Path, form: Form, config: dict[str, Any]) -> None:
+    """Refuse settings that have no place in our model, or values that cannot be."""
+    kinds = get_type_hints(Architecture) | {"activation": str}
+    for key, value in config.items():
+        if key not in form.settings:
+            if value and not HARMLESS.fullmatch(key):
+                raise UserError(f"{path}: {key} {value!r:.80} cannot be imported; only models without it can")
+            continue
+        ours, _ = form.settings[key]
+        if ours == "activation" and str(value) not in form.activations:
+            raise UserError(f"{path}: {key} {value!r} cannot be imported, only {', '.join(form.activations)}")
+        kind = int | float if kinds[ours] is float else kinds[ours]
+        if value is not None and (not isinstance(value, kind) or (kind is int and value < 1)):
+            raise UserError(f"{path}: {key} must be {in_words(kinds[ours])}, not {value!r}")
+    sizes = [theirs for theirs, (ours, _) in form.settings.items() if ours in ("width", "heads", "encoder_layers")]
+    for key in ("vocab_size", *sizes):
+        if not isinstance(config.get(key), int):
+            raise UserError(f"{path}: {key} must be a whole number, not {config.get(key)!r}")
+
+
+def settings_from(form: Form, config: dict[str, Any]) -> dict[str, Any]:
+    """Our settings of a model: what its config says, else what its form says, else what follows from these."""
+    found = PRESETS[form.preset] | form.differs | {"family": form.family}
+    for theirs, (ours, default) in form.settings.items():
+        value = config.get(theirs)
+        found[ours] = default if value is None else value
+    found["activation"] = form.activations.get(found["activation"])
+    following = {
+        "kv_heads": found["heads"], "head_width": found["width"] // found["heads"], "feed_forward": 4 * found["width"],
+        "decoder_layers": found["encoder_layers"], "attention_dropout": found["dropout"],
+        "activation_dropout": found["dropout"],
+    }  # fmt: skip
+    return following | {name: value for name, value in found.items() if value is not None}
+
+
+def config_for(form: Form, model: Architecture) -> dict[str, Any]:
+    """What a config.json says of a model, as far as the form has words for it."""
+    words = {ours: theirs for theirs, ours in reversed(form.activations.items())}  # of several, the first
+    config: dict[str, Any] = {"architectures": [form.architecture], "model_type": form.model_type, "dtype": "float32"}
+    for theirs, (ours, _) in form.settings.items():
+        config[theirs] = words.get(model.activation) if ours == "activation" else getattr(model, ours)
+    return config
+
+
+def form_for(model: Architecture) -> Form:
+    """The form that is exactly this model; if there is none, say what stands in the way of the nearest."""
+    forms = [form for form in FORMS if form.family == model.family]
+    if not forms:
+        raise UserError(f"model.family: transformers has no {model.family} model; it cannot be exported")
+    form = min(forms, key=lambda form: len(obstacles(form, model)))
+    if wrong := obstacles(form, model):
+        raise UserError(
+            "no architecture of transformers is exactly this model; in the way of the nearest, "
+            f"{form.architecture}: {', '.join(wrong)}"
+        )
+    return form
+
+
+def obstacles(form: Form, model: Architecture) -> list[str]:
+    """The settings that would change if a model was written in a form and read again."""
+    settings = settings_from(form, config_for(form, model))
+    wrong = [
+        f"model.{name} {getattr(model, name)} (it has {settings.get(name)})"
+        for name in get_type_hints(Architecture)
+        if name not in IDLE and getattr(model, name) != settings.get(name)
+    ]
+    if form.even_heads and model.width % model.heads:
+        wrong.append(f"model.heads {model.heads} (it must divide the width {model.width})")
+    return wrong
