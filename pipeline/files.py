@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
+from pipeline.terminal import note
 
 
 @contextmanager
@@ -23,6 +24,9 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.replace(path)
         flush_folder(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say where
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -63,7 +67,11 @@ def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file while the block runs; it ends with the process, however that ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note(f"waiting for another process that works in {path.parent}")
+            fcntl.flock(opened, fcntl.LOCK_EX)
         yield
 
 

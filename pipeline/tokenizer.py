@@ -42,7 +42,7 @@ NAMES: dict[Role, tuple[str, ...]] = {
 # A blank is what \s matches in the library, which unlike Python leaves out the separators 1c to 1f.
 BLANK = r"[^\S\n\x1c-\x1f]"
 PART = re.compile(rf"{BLANK}*[\S\x1c-\x1f]+|{BLANK}+|\n")
-REMEMBERED = 2**17  # parts whose ids are kept: looking them up is several times as fast as asking the library
+REMEMBERED = 2**18  # parts whose ids are kept: looking them up is several times as fast as asking the library
 
 
 class Tokenizer:

@@ -62,7 +62,7 @@ class Corpus:
         digest = hashlib.sha256()
         for entry in self.entries:
             if entry.parts:
-                splits = "+".join(part.split for part in entry.parts)
+                splits = "+".join(f"{part.split}:{part.bytes}" for part in entry.parts)
                 digest.update(f"{entry.text_hash} {splits} {entry.cut}\n".encode())
         return digest.hexdigest()
 

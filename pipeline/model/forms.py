@@ -29,7 +29,7 @@ class Form:
     """What all models of this form have in common, but for what `differs`."""
     differs: dict[str, Any]
     settings: dict[str, tuple[str, Any]]
-    """Their setting: ours, and its value where a file has none."""
+    """Their setting: ours, and its value where a file has none: None follows from others, `...` must be there."""
     activations: dict[str, Activation]
     even_heads: bool = True
     """Whether the number of heads must divide the width."""
@@ -48,8 +48,8 @@ BERT = Form(
     model_type="bert", architecture="BertForMaskedLM", base="BertModel", prefix="bert.", family="encoder",
     preset="bert", differs={"decoder_layers": 0}, activations=PLAIN,
     settings={
-        "hidden_size": ("width", None), "num_hidden_layers": ("encoder_layers", None),
-        "num_attention_heads": ("heads", None), "intermediate_size": ("feed_forward", None),
+        "hidden_size": ("width", ...), "num_hidden_layers": ("encoder_layers", ...),
+        "num_attention_heads": ("heads", ...), "intermediate_size": ("feed_forward", None),
         "hidden_act": ("activation", "gelu"), "layer_norm_eps": ("norm_epsilon", 1e-12),
         "max_position_embeddings": ("max_positions", 512), "hidden_dropout_prob": ("dropout", 0.1),
         "attention_probs_dropout_prob": ("attention_dropout", 0.1), "initializer_range": ("initial_deviation", 0.02),
@@ -76,7 +76,7 @@ GPT2 = Form(
     model_type="gpt2", architecture="GPT2LMHeadModel", base="GPT2Model", prefix="transformer.", family="decoder",
     preset="gpt2", differs={"encoder_layers": 0}, activations=PLAIN,
     settings={
-        "n_embd": ("width", None), "n_layer": ("decoder_layers", None), "n_head": ("heads", None),
+        "n_embd": ("width", ...), "n_layer": ("decoder_layers", ...), "n_head": ("heads", ...),
         "n_inner": ("feed_forward", None), "activation_function": ("activation", "gelu_new"),
         "layer_norm_epsilon": ("norm_epsilon", 1e-5), "n_positions": ("max_positions", 1024),
         "scale_attn_weights": ("attention_scale", True), "attn_pdrop": ("attention_dropout", 0.1),
@@ -101,7 +101,7 @@ T5 = Form(
     model_type="t5", architecture="T5ForConditionalGeneration", base="T5Model", prefix="", family="encoder-decoder",
     preset="t5", differs={"attention_dropout": None, "activation_dropout": None}, activations=PLAIN, even_heads=False,
     settings={
-        "d_model": ("width", None), "num_layers": ("encoder_layers", None), "num_heads": ("heads", None),
+        "d_model": ("width", ...), "num_layers": ("encoder_layers", ...), "num_heads": ("heads", ...),
         "num_decoder_layers": ("decoder_layers", None), "d_kv": ("head_width", 64), "d_ff": ("feed_forward", None),
         "feed_forward_proj": ("activation", "relu"), "layer_norm_epsilon": ("norm_epsilon", 1e-6),
         "relative_attention_num_buckets": ("position_buckets", 32),
@@ -152,8 +152,8 @@ LLAMA = Form(
     model_type="llama", architecture="LlamaForCausalLM", base="LlamaModel", prefix="model.", family="decoder",
     preset="llama", differs={"encoder_layers": 0}, activations=GATED,
     settings={
-        "hidden_size": ("width", None), "num_hidden_layers": ("decoder_layers", None),
-        "num_attention_heads": ("heads", None), "num_key_value_heads": ("kv_heads", None),
+        "hidden_size": ("width", ...), "num_hidden_layers": ("decoder_layers", ...),
+        "num_attention_heads": ("heads", ...), "num_key_value_heads": ("kv_heads", None),
         "head_dim": ("head_width", None), "intermediate_size": ("feed_forward", None),
         "hidden_act": ("activation", "silu"), "rms_norm_eps": ("norm_epsilon", 1e-6),
         "max_position_embeddings": ("max_positions", 2048), "rope_theta": ("rotary_base", 10_000.0),
@@ -252,14 +252,13 @@ def check_config(path: Path, form: Form, config: dict[str, Any]) -> None:
             if value and not HARMLESS.fullmatch(key):
                 raise UserError(f"{path}: {key} {value!r:.80} cannot be imported; only models without it can")
             continue
-        ours, _ = form.settings[key]
+        ours = form.settings[key][0]
         if ours == "activation" and str(value) not in form.activations:
             raise UserError(f"{path}: {key} {value!r} cannot be imported, only {', '.join(form.activations)}")
         kind = int | float if kinds[ours] is float else kinds[ours]
         if value is not None and (not isinstance(value, kind) or (kind is int and value < 1)):
             raise UserError(f"{path}: {key} must be {in_words(kinds[ours])}, not {value!r}")
-    sizes = [theirs for theirs, (ours, _) in form.settings.items() if ours in ("width", "heads", "encoder_layers")]
-    for key in ("vocab_size", *sizes):
+    for key in ("vocab_size", *(theirs for theirs, (_, default) in form.settings.items() if default is ...)):
         if not isinstance(config.get(key), int):
             raise UserError(f"{path}: {key} must be a whole number, not {config.get(key)!r}")
 

@@ -241,7 +241,7 @@ def tokenizer_config(bundle: Bundle) -> dict[str, Any]:
     found = {name: bundle.tokenizer.find(role) for name, role in ROLES.items()}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "attention_mask"],  # token types would be added to GPT-2's embeddings
+        "model_input_names": ["input_ids", "attention_mask"],  # transformers 4 would add token types
         "model_max_length": bundle.model.architecture.max_positions,
         **{name: tokens[number] for name, number in found.items() if number is not None},
         **bundle.tokenizer.meta.get(TOKENIZER_CONFIG, {}),
