@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a folder of .txt files; the catalogue's novels if not given")
     parser.add_argument("--repeat", default="5,20", help="how often the data is repeated, one or more numbers")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each kind")
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/store.json"), help="where the numbers go")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/store.json"), help="where the numbers go")
     parser.add_argument("--job", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
@@ -50,6 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         results = [row for repeat in repeats for row in compare(Path(scratch), data, repeat, arguments.rounds)]
     report(results)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps({"cores": os.cpu_count(), "results": results}, indent=2) + "\n")
 
 

@@ -1,9 +1,14 @@
 """The house itself."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import tokenizers
+
+from tests.novels import novel
 
 PROJECT = Path(__file__).parent.parent
 
@@ -27,3 +32,26 @@ def test_no_module_is_named_after_a_library_we_import() -> None:
 def test_the_package_can_be_read_in_a_day() -> None:
     lines = sum(path.read_text().count("\n") for path in (PROJECT / "pipeline").rglob("*.py"))
     assert lines < 6000
+
+
+def python_blocks() -> list[tuple[str, str]]:
+    pages = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
+    return [
+        (page.name, block) for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    ]
+
+
+@pytest.mark.parametrize(("page", "code"), python_blocks())
+def test_the_python_of_the_documentation_runs(page: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "my-novels").mkdir()
+    for seed in range(3):
+        (tmp_path / "my-novels" / f"{seed}.txt").write_text(novel(seed))
+    (tmp_path / "example.py").write_text(code)
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_every_link_of_the_documentation_leads_somewhere() -> None:
+    for page in [PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -17,7 +17,7 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")  # all
 SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
-@dataclass
+@dataclass(slots=True)
 class Notes:
     """What was done to a text on the way, for the table that people read."""
 

@@ -19,7 +19,7 @@ TAIL_SHARE = 0.05
 BATCH_BYTES = 2**20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """The text of a document that belongs to one split."""
 
@@ -28,7 +28,7 @@ class Part:
     """UTF-8 bytes; about right where a document is divided."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """What the first pass found out about a document."""
 
@@ -126,7 +126,7 @@ def has_part(entry: Entry, split: Split) -> bool:
 # --- The first pass ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """What one look at a document leaves behind: its entry and what it takes to compare it with others."""
 

@@ -70,7 +70,7 @@ def blocks(text: str, size: int = 2**20) -> Iterator[str]:
         start = end
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Overlap:
     """Two documents that share text; `first` comes first in the corpus."""
 
@@ -136,7 +136,7 @@ def stacked(samples: Sequence[Hashes]) -> tuple[Hashes, NDArray[np.int64]]:
     return hashes[order], owners[order]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Passages:
     """The long paragraphs of a document: where they stand, how long they are, and a hash of each."""
 

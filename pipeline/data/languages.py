@@ -24,24 +24,24 @@ SCRIPTS = {
     "CYRILLIC": "ru?", "GREEK": "el", "HEBREW": "he", "ARABIC": "ar", "DEVANAGARI": "hi?",
     "HIRAGANA": "ja", "KATAKANA": "ja", "HANGUL": "ko", "CJK": "zh", "THAI": "th",
 }  # fmt: skip
-TABLE = {language: frozenset(words.split()) for language, words in COMMON_WORDS.items()}
-SAMPLE_CHARACTERS = 50_000
+LANGUAGES: dict[str, list[str]] = {}
+for code, common in COMMON_WORDS.items():
+    for common_word in common.split():
+        LANGUAGES.setdefault(common_word, []).append(code)
+SAMPLE_CHARACTERS = 20_000
 
 
 def guess_language(text: str) -> str:
     """A two-letter code, or ? when nothing speaks for any language; the middle of the text is what counts."""
     start = max(0, (len(text) - SAMPLE_CHARACTERS) // 2)
-    part = text[start : start + SAMPLE_CHARACTERS].lower()
-    words = re.findall(r"[^\W\d_]+", part)
+    words = re.findall(r"[^\W\d_]+", text[start : start + SAMPLE_CHARACTERS].lower())
     if not words:
         return "?"
-    scripts = Counter(unicodedata.name(word[0], "?").split()[0] for word in words)
-    script = scripts.most_common(1)[0][0]
-    if "HIRAGANA" in scripts:
-        return "ja"
+    scripts: Counter[str] = Counter()
+    for letter, count in Counter(word[0] for word in words).items():
+        scripts[unicodedata.name(letter, "?").split()[0]] += count
+    script = "HIRAGANA" if "HIRAGANA" in scripts else scripts.most_common(1)[0][0]
     if script != "LATIN":
         return SCRIPTS.get(script, "?")
-    counts = Counter(words)
-    scores = {language: sum(counts[word] for word in common) for language, common in TABLE.items()}
-    best = max(scores, key=lambda language: scores[language])
-    return best if scores[best] > 0.05 * len(words) else "?"
+    found = Counter(code for word in words for code in LANGUAGES.get(word, ())).most_common(1)
+    return found[0][0] if found and found[0][1] > 0.05 * len(words) else "?"

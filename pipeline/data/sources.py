@@ -24,7 +24,7 @@ from pipeline.errors import UserError
 TEXT_SUFFIXES = (".txt", ".text")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Source:
     """One raw document, not read yet: small to send to another process, unless it is a row that carries its text."""
 

@@ -290,8 +290,6 @@ def config_for(form: Form, model: Architecture) -> dict[str, Any]:
 def form_for(model: Architecture) -> Form:
     """The form that is exactly this model; if there is none, say what stands in the way of the nearest."""
     forms = [form for form in FORMS if form.family == model.family]
-    if not forms:
-        raise UserError(f"model.family: transformers has no {model.family} model; it cannot be exported")
     form = min(forms, key=lambda form: len(obstacles(form, model)))
     if wrong := obstacles(form, model):
         raise UserError(

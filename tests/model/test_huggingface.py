@@ -1,5 +1,6 @@
 """Models of transformers, imported and exported: the same logits on both sides, or a refusal that says why."""
 
+import errno
 import json
 import re
 import subprocess
@@ -18,13 +19,12 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from torch import Tensor, nn
 
-from pipeline.bundle import Bundle, load_bundle, save_bundle
+from pipeline.bundle import Bundle, Model, load_bundle, make_model, save_bundle
 from pipeline.data.config import TokenizerConfig
 from pipeline.errors import UserError
 from pipeline.model.config import Architecture, Family, ModelConfig, Preset, Size, resolve
 from pipeline.model.forms import IDLE, config_for, form_for, settings_from
 from pipeline.model.huggingface import export_model, import_model
-from pipeline.model.transformer import Transformer
 from pipeline.tokenizer import Tokenizer, train
 from tests.novels import novel
 
@@ -110,7 +110,7 @@ def their_logits(model: Any, ids_BT: Tensor, real_BT: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def our_logits(model: Transformer, ids_BT: Tensor, real_BT: Tensor) -> Tensor:
+def our_logits(model: Model, ids_BT: Tensor, real_BT: Tensor) -> Tensor:
     model.eval()
     if model.encoder and model.decoder:
         states = model.decode(ids_BT.flip(0), real_BT.flip(0), model.encode(ids_BT, real_BT))
@@ -119,7 +119,7 @@ def our_logits(model: Transformer, ids_BT: Tensor, real_BT: Tensor) -> Tensor:
     return model.logits(states[real_BT])
 
 
-def assert_same(ours: Transformer, theirs: Any) -> None:
+def assert_same(ours: Model, theirs: Any) -> None:
     """The same logits, alone and in a batch, with padding on either side."""
     for side, sequences in (("right", 3), ("left", 3), ("right", 1)):
         torch.testing.assert_close(
@@ -336,7 +336,7 @@ def our_tokenizer() -> Tokenizer:
 
 
 def our_bundle(config: ModelConfig) -> Bundle:
-    return Bundle(shaken(Transformer(resolve(config), our_tokenizer().vocab_size + 3)), our_tokenizer())
+    return Bundle(shaken(make_model(resolve(config), our_tokenizer().vocab_size + 3)), our_tokenizer())
 
 
 @pytest.mark.parametrize(("preset", "family", "layers"), PRESETS)
@@ -418,6 +418,11 @@ def test_any_changed_setting_is_exported_exactly_or_named(
 def test_a_decoder_that_reads_its_source_both_ways_is_refused(tmp_path: Path) -> None:
     config = ModelConfig(preset="gpt2", family="decoder", prefix_attention="bidirectional", **SMALL)
     assert "model.prefix_attention" in refusal(lambda: export_model(our_bundle(config), tmp_path))
+
+
+def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
+    bundle = our_bundle(ModelConfig(family="recurrent", preset="original", layers=2, **SMALL))
+    assert "recurrent" in refusal(lambda: export_model(bundle, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -610,7 +615,7 @@ def test_export_never_leaves_half_a_folder_or_harms_a_bundle(tmp_path: Path, mon
     weights = (tmp_path / "folder/model.safetensors").read_bytes()
 
     def full(*_: object) -> None:
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr("pipeline.model.huggingface.save_file", full)
     with pytest.raises(OSError, match="no space"):
