@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def run(arguments: list[str]) -> None:
     known = fields_of(config_class)
     typed = parse_words(rest, command.positional, known | {"config": list[str], "print_config": bool})
     files = map(Path, typed.pop("config", []))
-    print_only = typed.pop("print_config", ["false"])[-1] == "true"
+    print_only = typed.pop("print_config", ["false"])[-1].lower() == "true"
     config = build(config_class, files, {key: as_option(values, known[key]) for key, values in typed.items()})
     if print_only:
         sys.stdout.write(to_yaml(config))
@@ -147,7 +148,7 @@ def load(path: str) -> Any:
 
 def find_command(arguments: list[str]) -> tuple[str, list[str]]:
     """The command's name and what follows it; a group's name or nothing asks for the overview."""
-    words = [word for word in arguments[:2] if not word.startswith("-")]
+    words = list(takewhile(lambda word: not word.startswith("-"), arguments[:2]))
     for count in (2, 1):
         name = " ".join(words[:count])
         if len(words) >= count and name in COMMANDS:
@@ -240,5 +241,5 @@ def add_plain(
 
 def as_option(values: list[str], kind: Any) -> str:
     """The value of a key as jsonargparse reads it; of a single value typed twice the last counts."""
-    written_as_list = len(values) == 1 and values[0].startswith("[")
+    written_as_list = len(values) == 1 and values[0].startswith("[") and values[0].endswith("]")
     return json.dumps(values) if is_list(kind) and not written_as_list else values[-1]

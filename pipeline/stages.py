@@ -63,7 +63,10 @@ def train_tokenizer(config: TokenizerTrainConfig) -> None:
 def compare_tokenizers(config: TokenizerCompareConfig) -> None:
     """Measure several tokenizers on one text."""
     loaded = [(name, Tokenizer.load(name)) for name in config.tokenizers]
-    texts = [source.read(Notes()) or "" for source in sources(CorpusConfig(corpus=config.text))]
+    found = sources(CorpusConfig(corpus=config.text, text_column=config.text_column))
+    texts = [text for source in found if (text := source.read(Notes()))]
+    if not texts:
+        raise UserError(f"{', '.join(config.text)}: no text in it to compare tokenizers on")
     title = f"On {', '.join(config.text)}"
     print_tokenizers(title, [(name, tokenizer, measure(tokenizer, texts)) for name, tokenizer in loaded])
 
@@ -71,11 +74,12 @@ def compare_tokenizers(config: TokenizerCompareConfig) -> None:
 def prepare(config: PrepareConfig) -> None:
     """Turn a corpus into a token store and print its folder."""
     tokenizer = Path(config.tokenizer)
-    Tokenizer.load(tokenizer)  # before the corpus is read: a mistake here should not cost minutes
+    Tokenizer.load(tokenizer).id("end")  # before the corpus is read: a mistake here should not cost minutes
     corpus = scan(config)
     print_splits(corpus)
     store = prepare_store(corpus, tokenizer, Path(config.output))
-    write_text(store.path / "config.yaml", to_yaml(config))
+    if not (store.path / "config.yaml").exists():  # it says what made the store, not who used it last
+        write_text(store.path / "config.yaml", to_yaml(config))
     print_store(store)
     say(str(store.path))
 
@@ -100,7 +104,7 @@ def export_bundle(config: ExportConfig) -> None:
 
 def is_trained(config: TokenizerTrainConfig, corpus: Corpus) -> bool:
     """Whether the tokenizer asked for is there already; another one in its place is never overwritten."""
-    if not (Path(config.output) / "meta.json").exists():
+    if not (Path(config.output) / "tokenizer.json").exists():
         return False
     meta = Tokenizer.load(config.output).meta
     settings = {field.name: getattr(config, field.name) for field in fields(TokenizerConfig)}

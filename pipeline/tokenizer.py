@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from itertools import chain
@@ -42,7 +42,10 @@ NAMES: dict[Role, tuple[str, ...]] = {
 # A blank is what \s matches in the library, which unlike Python leaves out the separators 1c to 1f.
 BLANK = r"[^\S\n\x1c-\x1f]"
 PART = re.compile(rf"{BLANK}*[\S\x1c-\x1f]+|{BLANK}+|\n")
+CUT = re.compile(r"(?<=\n)|(?<=\S)(?= )")
 REMEMBERED = 2**18  # parts whose ids are kept: looking them up is several times as fast as asking the library
+LONGEST = 32  # characters of a part that is kept; longer ones hardly come again, but would fill the memory
+PIECE = 2**18  # characters encoded at a time
 
 
 class Tokenizer:
@@ -67,9 +70,7 @@ class Tokenizer:
             self.backend.no_padding()
             self.backend.no_truncation()
         self.backend.encode_special_tokens = True  # "<mask>" in a text is text; a tokenizer.json cannot say so
-        self.part_ids: Callable[[str], list[int]] = self.library_ids
-        if self.ours:
-            self.part_ids = lru_cache(REMEMBERED)(self.library_ids)
+        self.remembered_ids = lru_cache(REMEMBERED)(self.library_ids)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[str, dict[str, Any]]]:
         return Tokenizer, (self.text, self.meta)
@@ -112,13 +113,17 @@ class Tokenizer:
             raise UserError(f"{tag}: the tokenizer has no such tag; train one with it among its `tags`")
         return self.special[tag]
 
-    def split(self, text: str) -> list[str]:
-        """Cut a text into parts whose ids, one after the other, are the ids of the text."""
-        return PART.findall(text) if self.ours else [text]
+    def pieces(self, text: str) -> Iterator[str]:
+        """Cut a text into pieces of moderate size whose ids, one after the other, are the ids of the text."""
+        return pieces(text) if self.ours else iter([text])
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text: no special ones but for what is unknown, whatever the text says."""
-        return list(chain.from_iterable(map(self.part_ids, self.split(text))))
+        if not self.ours:
+            return self.library_ids(text)
+        remembered, library = self.remembered_ids, self.library_ids
+        parts = PART.findall(text)
+        return list(chain.from_iterable([remembered(p) if len(p) <= LONGEST else library(p) for p in parts]))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, as `encode` gives them."""
@@ -151,7 +156,8 @@ def train(texts: Iterable[str], config: TokenizerConfig, corpus_fingerprint: str
     backend.decoder = decoder(config.kind)
     parts: Counter[str] = Counter()
     for text in texts:
-        parts.update(PART.findall(text))
+        for piece in pieces(text):
+            parts.update(PART.findall(piece))
     words = count_words(parts, backend)
     if not words:
         raise UserError("the training text is empty; name a corpus with text, or hold out less of it")
@@ -174,6 +180,16 @@ def count_words(parts: Mapping[str, int], backend: Backend) -> Counter[str]:
         for word, _ in backend.pre_tokenizer.pre_tokenize_str(text):
             words[word] += count
     return words
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cut a text before blanks that follow a word, or after newlines, where no word of ours goes on."""
+    start = 0
+    while start < len(text):
+        cut = CUT.search(text, start + PIECE)
+        stop = cut.end() if cut else len(text)
+        yield text[start:stop]
+        start = stop
 
 
 @dataclass(frozen=True)
@@ -208,10 +224,10 @@ def weigh(tokenizer: Tokenizer, counted: Iterable[tuple[str, int]]) -> Measure:
     """Measure a tokenizer on texts each of which occurs a number of times."""
     size = words = tokens = unknown = 0
     unknown_id = tokenizer.find("unknown")
-    for text, count in counted:
-        ids = tokenizer.encode(text)
-        size += count * len(text.encode())
-        words += count * len(text.split())
+    for piece, count in ((piece, count) for text, count in counted for piece in tokenizer.pieces(text)):
+        ids = tokenizer.encode(piece)
+        size += count * len(piece.encode())
+        words += count * len(piece.split())
         tokens += count * len(ids)
         unknown += count * sum(number == unknown_id for number in ids)
     return Measure(size, words, tokens, unknown)

@@ -86,6 +86,7 @@ KNOWN = {"corpus": list[str], "limit": int | None, "clean": bool, "name": str, "
         ("--limit -1 a", {"limit": ["-1"], "corpus": ["a"]}),
         ("--config x.yaml a --config y.yaml", {"config": ["x.yaml", "y.yaml"], "corpus": ["a"]}),
         ("a -- --name", {"corpus": ["a", "--name"]}),
+        ("[ab]*.txt", {"corpus": ["[ab]*.txt"]}),
     ],
 )
 def test_words_become_values(words: str, expected: dict[str, list[str]]) -> None:
@@ -116,6 +117,7 @@ def test_options_win_over_configs_wherever_they_stand(tmp_path: Path, capsys: py
     [
         ("tokeniser train", "no command 'tokeniser train'; did you mean 'tokenizer train'?"),
         ("tokenizer trian", "no command 'tokenizer trian'; did you mean 'tokenizer train'?"),
+        ("--nonsense", "no command '--nonsense'"),
         ("prepare x", "'x': more than this command takes"),
         ("prepare --corpsu x", "unknown key 'corpsu'; did you mean 'corpus'?"),
         ("prepare --corpus", "--corpus: needs a value, a list"),
@@ -198,8 +200,32 @@ def test_novels_to_tokenizer_to_store(novels: Path, tmp_path: Path) -> None:
     manifest = json.loads((store / "manifest.json").read_text())
     assert manifest["tokenizer"] == json.loads((tokenizer / "meta.json").read_text())["tokenizer_fingerprint"]
     assert (store / "config.yaml").exists()
-    again = triptych("prepare", "--config", store / "config.yaml")
+    made_by = (store / "config.yaml").read_text()
+    again = triptych("prepare", "--config", store / "config.yaml", "--workers", "1")
+    assert (store / "config.yaml").read_text() == made_by
     assert again.returncode == 0 and str(store) in again.stdout
+
+
+def test_a_tokenizer_in_the_way_is_never_overwritten(
+    novels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["tokenizer", "train", "--corpus", novels, "--workers", "1", "--output", tmp_path, "--kind", "byte"]
+    assert run(*settings) == 0
+    before = (tmp_path / "tokenizer.json").read_bytes()
+    assert run(*settings) == 0 and (tmp_path / "tokenizer.json").read_bytes() == before
+    assert "other settings" in said(capsys, run(*settings, "--lowercase"))
+    (tmp_path / "meta.json").unlink()  # as in a folder of somebody else's model
+    assert "other settings" in said(capsys, run(*settings))
+    assert (tmp_path / "tokenizer.json").read_bytes() == before
+
+
+def test_tokenizers_are_compared_on_text_only(novels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = tmp_path / "byte"
+    assert run("tokenizer", "train", "--corpus", novels, "--workers", "1", "--output", tokenizer, "--kind", "byte") == 0
+    (tmp_path / "x.bin").write_bytes(bytes(range(256)) * 9)
+    assert "no text in it" in said(capsys, run("tokenizer", "compare", tokenizer, "--text", tmp_path / "x.bin"))
+    (tmp_path / "x.jsonl").write_text('{"body": "some words"}\n')
+    assert run("tokenizer", "compare", tokenizer, "--text", tmp_path / "x.jsonl", "--text_column", "body") == 0
 
 
 def test_every_key_of_every_command_is_known_to_the_parser() -> None:

@@ -569,7 +569,7 @@ def test_a_tokenizer_like_that_of_gpt2(tmp_path: Path) -> None:
     text = "the sea\n\n<|endoftext|>  the sea"
     assert tokenizer.id("end") not in tokenizer.encode(text)
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.split(text) == [text]
+    assert list(tokenizer.pieces(text)) == [text]
     assert tokenizer.token_bytes()[tokenizer.encode(text)].sum() == len(text)
     assert measure(tokenizer, [text]).unknown == 0
 

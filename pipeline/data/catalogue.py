@@ -9,6 +9,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Literal
 from pipeline.data import conversion
 from pipeline.data.conversion import FORMAT, Part, Tables, books, task_rows
 from pipeline.data.download import Archive, download
-from pipeline.data.hub import snapshot
+from pipeline.data.hub import one_line_errors, snapshot
 from pipeline.errors import UserError
 from pipeline.files import file_hash, flush_folder, locked, read_json, write_json
 from pipeline.terminal import note, progress
@@ -129,7 +130,8 @@ def make(entry: Entry, folder: Path) -> None:
         parts = entry.read([download(archive, cache() / "archives") for archive in entry.source])
     temporary = folder.with_name(f".{entry.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
-    write(entry.name, parts, temporary)
+    with one_line_errors(entry.name) if isinstance(entry.source, Hub) else nullcontext():
+        write(entry.name, parts, temporary)  # hub tables are read as they are written
     paths = sorted(path for path in temporary.rglob("*") if path.is_file())
     files = {path.relative_to(temporary).as_posix(): described(path) for path in paths}
     if (record.get("format"), record.get("source")) == (FORMAT, source) and record["files"] != files:

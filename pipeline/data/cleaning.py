@@ -14,6 +14,7 @@ BYTE_ORDER_MARKS = (
 )
 CONTROL_BYTES = bytes(code for code in (*range(32), 127) if chr(code) not in "\t\n\r\f\x1a\x1b")
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")  # all but tab and newline
+WINDOWS_1252 = {byte: text for byte in range(0x80, 0xA0) if (text := bytes([byte]).decode("cp1252", "ignore"))}
 SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
@@ -36,7 +37,7 @@ class Notes:
 
 def clean(text: str, notes: Notes) -> str:
     """One paragraph a line, without notices, control characters and surplus blanks."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n")
+    text = re.sub(r"\r\n|[\r\f\v\x85]", "\n", text)
     text, notes.controls = CONTROLS.subn("", text)
     lines = [line.rstrip() for line in text.split("\n")]
     lines, notes.notice_lines = without_notices(lines)
@@ -78,9 +79,9 @@ def decode_single_bytes(data: bytes, notes: Notes) -> str:
     try:
         notes.encoding = "cp1252"
         return data.decode("cp1252")
-    except UnicodeDecodeError:  # five byte values have no meaning there
+    except UnicodeDecodeError:  # five byte values have no meaning there; the others keep theirs
         notes.encoding = "latin-1"
-        return data.decode("latin-1")
+        return data.decode("latin-1").translate(WINDOWS_1252)
 
 
 def replacing_errors(data: bytes, encoding: str, notes: Notes) -> str:
@@ -161,12 +162,13 @@ def without_notices(lines: list[str]) -> tuple[list[str], int]:
     kept: list[str] = []
     notice: list[str] = []
     state = "text"
+    begun = False
     for position, line in enumerate(lines):
         if TEXT_BEGINS.match(line):
-            if state != "notice" and position < HEADER_LINES:
+            if state != "notice" and not begun and position < HEADER_LINES:
                 kept.clear()  # a header that begins without a title line
             kept += [*text_in(notice), ""]
-            notice, state = [], "opening"
+            notice, state, begun = [], "opening", True
         elif TEXT_ENDS.match(line) or (HEADER_BEGINS.match(line) and text_begins_soon(lines, position)):
             notice, state = [*notice, line], "notice"
         elif state == "notice":
@@ -178,12 +180,12 @@ def without_notices(lines: list[str]) -> tuple[list[str], int]:
                 state = "opening"
             if state != "credits":
                 kept.append(line)
-    kept += text_in(notice)
+    kept += text_in(notice, certain=any(kept))
     return kept, len(lines) - len(kept)
 
 
-def text_in(notice: list[str]) -> list[str]:
-    """What a stretch after an end mark holds besides the notice: nothing, unless it is far too long for one."""
+def text_in(notice: list[str], certain: bool = True) -> list[str]:
+    """What a stretch after an end mark holds besides the notice: nothing, unless it is too long or all there is."""
     length = 0
     last = 0
     for position, line in enumerate(notice):
@@ -192,7 +194,7 @@ def text_in(notice: list[str]) -> list[str]:
             return notice[last + 1 :]
         if NOTICE.search(line):
             last = position
-    return []
+    return [] if certain else notice[last + 1 :]
 
 
 def text_begins_soon(lines: list[str], position: int) -> bool:
@@ -263,7 +265,7 @@ def joined_paragraphs(block: list[str], width: int) -> list[str]:
         indented = len(following) - len(text) > len(line) - len(line.lstrip())
         if indented or line_with_next_word(line, following) < 0.6 * width:
             result.append(following)
-        elif line.endswith(("-", "—", "–")):  # the printed text has no blank there
+        elif re.search(r"\S[-—–]$", line):  # the printed text has no blank there
             result[-1] += text
         else:
             result[-1] += " " + text

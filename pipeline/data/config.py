@@ -104,6 +104,8 @@ class TokenizerCompareConfig:
     """Folders of tokenizers."""
     text: list[str]
     """Files, folders or anything else a corpus can be; best a text that none of them was trained on."""
+    text_column: str = "text"
+    """The column that holds the text, for tables and datasets."""
 
 
 @dataclass(frozen=True, kw_only=True)

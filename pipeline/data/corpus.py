@@ -16,7 +16,9 @@ from pipeline.terminal import note, progress, warn
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 TAIL_SHARE = 0.05
+LEAST_DIVIDED = 40  # words; the end of a shorter document would be a word or nothing
 BATCH_BYTES = 2**20
+UNTOUCHED = Notes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ def examine(source: Source) -> Finding:
     text = text or ""
     words = sum(len(block.split()) for block in duplicates.blocks(text))
     size = len(text.encode())
+    notes = UNTOUCHED if notes == UNTOUCHED else notes  # millions of rows share one
     entry = Entry(source.name, text_hash(text), size, words, guess_language(text), notes, dropped)
     return Finding(entry, duplicates.sample(text), duplicates.passages(text))
 
@@ -205,17 +208,22 @@ def without_copies(entries: list[Entry]) -> list[Entry]:
 
 def related(entries: list[Entry], findings: list[Finding], deduplicate: bool) -> list[Entry]:
     """Documents that share much of their text belong together; of several editions of a book the first is used."""
+    first = [number if entry.like is None else entry.like for number, entry in enumerate(entries)]
+
+    def root(number: int) -> int:
+        while first[number] != number:
+            number = first[number]
+        return number
+
     used = [number for number, entry in enumerate(entries) if not entry.dropped]
     result = list(entries)
-    first_of = {number: number for number in used}
     for overlap in duplicates.overlaps([findings[number].sample for number in used]):
         one, other = used[overlap.first], used[overlap.second]
-        first_of[other] = min(first_of[one], first_of[other])
-        result[other] = replace(result[other], like=first_of[other])
-        if overlap.same and deduplicate and not result[one].dropped:
-            reason = f"{overlap.share:.0%} the same as {entries[one].name}"
-            result[other] = replace(result[other], dropped=result[other].dropped or reason)
-    return result
+        low, high = sorted((root(one), root(other)))
+        first[high] = low
+        if overlap.same and deduplicate and not result[one].dropped and not result[other].dropped:
+            result[other] = replace(result[other], dropped=f"{overlap.share:.0%} the same as {entries[one].name}")
+    return [entry if root(n) == n else replace(entry, like=root(n)) for n, entry in enumerate(result)]
 
 
 def without_repeated_passages(entries: list[Entry], findings: list[Finding]) -> list[Entry]:
@@ -224,7 +232,9 @@ def without_repeated_passages(entries: list[Entry], findings: list[Finding]) -> 
     result = list(entries)
     for number, (lines, size) in zip(used, duplicates.repeated([findings[n].passages for n in used]), strict=True):
         if lines:
-            result[number] = replace(entries[number], cut=lines, bytes=entries[number].bytes - size)
+            left = entries[number].bytes - size
+            dropped = "" if left > 1 else "all of it has stood before"
+            result[number] = replace(entries[number], cut=lines, bytes=left, dropped=dropped)
     return result
 
 
@@ -242,16 +252,17 @@ def assigned(entries: list[Entry], config: CorpusConfig) -> list[Entry]:
     """Give every used document its split: by name where the config says so, else by the hash of its text."""
     first = [number if entry.like is None else entry.like for number, entry in enumerate(entries)]
     used = [number for number, entry in enumerate(entries) if not entry.dropped]
-    named = named_splits(entries, first, config)
+    named = named_splits(entries, config)
+    by_group = {first[number]: split for number, split in named.items()}
     hashed = [hashed_split(entry, config) for entry in entries]
-    if not any(named.get(first[number], hashed[first[number]]) == "train" for number in used):
+    if not any(by_group.get(first[number], hashed[first[number]]) == "train" for number in used):
         hashed = ["train"] * len(entries)  # few documents, all drawn for something else
-        if used and all(first[number] in named for number in used):
+        if used and all(first[number] in by_group for number in used):
             raise UserError("validation_books and test_books take every document; leave some to train on")
-    splits = [named.get(number, hashed[number]) for number in first]
+    splits = [by_group.get(number, hashed[number]) for number in first]
     for number in used:
-        if first[number] not in named and splits[number] != hashed[number]:
-            other = entries[first[number]].name
+        if number not in named and splits[number] != hashed[number]:
+            other = "a book named for it" if first[number] in by_group else entries[first[number]].name
             note(f"{entries[number].name}: goes to {splits[number]}, not {hashed[number]}; it shares text with {other}")
     divided = bool(used) and not any(splits[number] == "validation" for number in used)
     if divided:
@@ -263,20 +274,20 @@ def assigned(entries: list[Entry], config: CorpusConfig) -> list[Entry]:
 
 
 def parts_of(entry: Entry, split: Split, divided: bool) -> tuple[Part, ...]:
-    if split != "train" or not divided:
+    if split != "train" or not divided or entry.words < LEAST_DIVIDED:
         return (Part(split, entry.bytes),)
     tail = int(entry.bytes * TAIL_SHARE)
     return (Part("train", entry.bytes - tail), Part("validation", tail))
 
 
 def tail_boundary(text: str) -> int:
-    """Where the last part of a document begins: after a line, or a word, or nowhere if it has but one."""
+    """Where the last part of a document begins: after the next line, the next word, or the word before."""
     start = int(len(text) * (1 - TAIL_SHARE))
     for separator in ("\n", " "):
         end = text.find(separator, start, len(text) - 1)
         if end >= 0:
             return end + 1
-    return len(text)
+    return max(text.rfind(separator, 0, start) for separator in ("\n", " ")) + 1
 
 
 def hashed_split(entry: Entry, config: CorpusConfig) -> Split:
@@ -289,8 +300,8 @@ def hashed_split(entry: Entry, config: CorpusConfig) -> Split:
     return "train"
 
 
-def named_splits(entries: list[Entry], first: list[int], config: CorpusConfig) -> dict[int, Split]:
-    """The splits that the config gives by name, by the number of the first of related documents."""
+def named_splits(entries: list[Entry], config: CorpusConfig) -> dict[int, Split]:
+    """The splits that the config gives by name, by the number of the document."""
     result: dict[int, Split] = {}
     named: list[tuple[Split, list[str]]] = [("validation", config.validation_books), ("test", config.test_books)]
     for split, patterns in named:
@@ -299,7 +310,7 @@ def named_splits(entries: list[Entry], first: list[int], config: CorpusConfig) -
             if not found:
                 raise UserError(f"{split}_books: no document matches {pattern!r}; `triptych corpus inspect` lists them")
             for number in found:
-                result[first[number]] = split
+                result[number] = split
     return result
 
 
@@ -310,10 +321,11 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def leaks(entries: list[Entry], findings: list[Finding]) -> dict[Split, float]:
-    """How much of each held-out split also stands in training; divided documents are not compared with themselves."""
+    """How much of each held-out split also stands in training, before repeated passages are left out."""
     samples: dict[Split, list[duplicates.Hashes]] = {split: [] for split in SPLITS}
     for entry, finding in zip(entries, findings, strict=True):
         if len(entry.parts) == 1:
             samples[entry.parts[0].split].append(finding.sample)
     held_out: tuple[Split, ...] = ("validation", "test")
-    return {split: duplicates.leak(samples[split], samples["train"]) for split in held_out if samples[split]}
+    found = {split: duplicates.leak(samples[split], samples["train"]) for split in held_out}
+    return {split: share for split, share in found.items() if share is not None}

@@ -20,6 +20,7 @@ LONG_THRESHOLD = 2**64 // 64
 SHORT_THRESHOLD = 2**64 // 8
 FEWEST_SHARED = 8  # fewer shared samples may be one common quotation
 SAME_BOOK = 0.5  # editions of one novel share 0.6 and more; two novels of one author under 0.001
+SAME_LENGTH = 0.8  # a book with and without its second part are not the same
 PASSAGE_CHARACTERS = 200  # shorter lines repeat by chance: "Chapter I", "He said nothing."
 WORD = re.compile(r"\w+")
 
@@ -110,7 +111,8 @@ def compare(first: int, second: int, samples: Sequence[Hashes]) -> Overlap | Non
     share = shared / max(1, min(one.size, other.size))
     if shared < FEWEST_SHARED or share < SAME_BOOK:
         return None
-    same = shared / (one.size + other.size - shared) >= SAME_BOOK
+    alike = min(one.size, other.size) >= SAME_LENGTH * max(one.size, other.size)
+    same = alike and shared / (one.size + other.size - shared) >= SAME_BOOK
     return Overlap(first, second, same, share)
 
 
@@ -118,12 +120,12 @@ def threshold_of(hashes: Hashes) -> int:
     return SHORT_THRESHOLD if hashes.size and hashes[-1] >= LONG_THRESHOLD else LONG_THRESHOLD
 
 
-def leak(held_out: Sequence[Hashes], training: Sequence[Hashes]) -> float:
-    """The share of the sampled eight-word sequences of held-out documents that also stand in training documents."""
+def leak(held_out: Sequence[Hashes], training: Sequence[Hashes]) -> float | None:
+    """The share of the sampled eight-word sequences of held-out documents that also stand in training, if any are."""
     asked, _ = stacked(held_out)
     asked = np.unique(asked[asked < np.uint64(LONG_THRESHOLD)])
     known = np.unique(stacked(training)[0])
-    return float(np.isin(asked, known, assume_unique=True).mean()) if asked.size else 0.0
+    return float(np.isin(asked, known, assume_unique=True).mean()) if asked.size else None
 
 
 def stacked(samples: Sequence[Hashes]) -> tuple[Hashes, NDArray[np.int64]]:
@@ -145,6 +147,9 @@ class Passages:
     hashes: Hashes
 
 
+NO_PASSAGES = Passages(np.empty(0, np.uint32), np.empty(0, np.uint32), np.empty(0, np.uint64))
+
+
 def passages(text: str) -> Passages:
     """The paragraphs that are long enough to be recognised when they come again."""
     rows = [
@@ -152,7 +157,9 @@ def passages(text: str) -> Passages:
         for number, line in enumerate(text.split("\n"))
         if len(line) >= PASSAGE_CHARACTERS and (data := line.strip().encode())
     ]
-    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    if not rows:
+        return NO_PASSAGES
+    columns = list(zip(*rows, strict=True))
     return Passages(np.array(columns[0], np.uint32), np.array(columns[1], np.uint32), np.array(columns[2], np.uint64))
 
 

@@ -35,7 +35,7 @@ def open_dataset(name: str, options: dict[str, str], streaming: bool) -> Any:
         return datasets.load_dataset(str(folder), config, split=split, streaming=True)
     from huggingface_hub import HfApi
 
-    # Asking first pins one revision for both passes over the text, and fails at once where there is no network.
+    # Asking first names the revision that is read, and fails at once where there is no network.
     revision = HfApi().dataset_info(name, revision=options.get("revision"), timeout=30).sha
     return datasets.load_dataset(name, config, split=split, revision=revision, streaming=streaming)
 
@@ -52,12 +52,11 @@ def snapshot(repository: str, revision: str, patterns: Sequence[str]) -> Path:
 @contextmanager
 def one_line_errors(name: str) -> Iterator[None]:
     """Turn whatever the hub's clients raise into one line."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    http_error: type[Exception] = HfHubHTTPError.__bases__[0]  # of the HTTP library that this version uses
     try:
         yield
-    except (OSError, ValueError, KeyError, http_error) as error:
+    except UserError:
+        raise
+    except Exception as error:  # theirs, and those of the HTTP and file libraries they happen to use
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"{name}: cannot be fetched from the Hugging Face hub or read ({reason:.300}); check name and network"

@@ -73,7 +73,7 @@ def print_dropped(entries: list[Entry]) -> None:
     dropped = [document_row(entry) for entry in entries if entry.dropped]
     if dropped:
         header = ("document", "split", "words", "bytes", "language", "cleaned", "dropped because")
-        print_table("Dropped among them (the first of each kind)", header, dropped[:ROWS_SHOWN])
+        print_table("Dropped among them", header, dropped[:ROWS_SHOWN])
 
 
 def document_row(entry: Entry) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
@@ -86,7 +86,7 @@ def argument_sources(argument: str, config: CorpusConfig) -> Iterator[Source]:
 def folder_sources(folder: Path, config: CorpusConfig) -> Iterator[Source]:
     """Everything readable below a folder, in path order; links are followed, loops are not."""
     found = False
-    for path in files_below(folder):
+    for path in sorted(files_below(folder)):
         if readable_suffix(path.name):
             found = True
             yield from file_sources(path, path.relative_to(folder).as_posix(), config)
@@ -100,12 +100,12 @@ def files_below(folder: Path) -> Iterator[Path]:
     seen: set[str] = set()
     for root, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(root)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [name for name in folders if not name.startswith(".")]
         if real in seen:
             folders.clear()
             continue
         seen.add(real)
-        yield from (Path(root, name) for name in sorted(files) if not name.startswith("."))
+        yield from (Path(root, name) for name in files if not name.startswith("."))
 
 
 def readable_suffix(name: str) -> bool:
@@ -142,6 +142,12 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", errors="replace").replace("\n", "�")
 
 
+@lru_cache(maxsize=1)
+def opened_zip(path: Path, _: int) -> zipfile.ZipFile:
+    """An archive whose list of members is read once, not for each of them; anew when the file has changed."""
+    return zipfile.ZipFile(path)
+
+
 @contextmanager
 def open_bytes(path: Path, member: str | None, location: str) -> Iterator[IO[bytes]]:
     """Open a file for reading, through zip and gzip where it is packed; damage found while reading is one line."""
@@ -151,11 +157,11 @@ def open_bytes(path: Path, member: str | None, location: str) -> Iterator[IO[byt
             if member is None:
                 stream = stack.enter_context(path.open("rb"))
             else:
-                stream = stack.enter_context(stack.enter_context(zipfile.ZipFile(path)).open(member))
+                stream = stack.enter_context(opened_zip(path, path.stat().st_mtime_ns).open(member))
             if (member or path.name).lower().endswith(".gz"):
                 stream = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=stream)))
             yield stream
-    except (zlib.error, EOFError, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+    except (zlib.error, EOFError, zipfile.BadZipFile, gzip.BadGzipFile, RuntimeError) as error:  # also: encrypted
         raise UserError(f"{location}: damaged archive ({error}); fetch or make it again") from error
 
 
@@ -195,8 +201,11 @@ def separated_rows(stream: IO[bytes], location: str, delimiter: str) -> Iterator
     csv.field_size_limit(2**31 - 1)  # a column may hold a whole novel
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     try:
-        for row in csv.DictReader(text, delimiter=delimiter):
-            row.pop(None, None)  # cells beyond the header
+        for number, row in enumerate(csv.DictReader(text, delimiter=delimiter, strict=True), 1):
+            if None in row:
+                raise UserError(
+                    f"{location} row {number}: more cells than the header has; quote what holds {delimiter!r}"
+                )
             yield row
     except UnicodeDecodeError as error:
         raise UserError(f"{location}: a table must be UTF-8 ({error}); convert it first") from error

@@ -1,6 +1,5 @@
 """A token store: a corpus tokenised once, in parallel, into memory-mapped shards that can never be stale."""
 
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -248,10 +247,6 @@ def made_before(job: Job) -> Shard | None:
 
 # --- Text to ids -------------------------------------------------------------------------------------------------
 
-CHUNK = 2**18  # characters tokenised at a time
-CUT = re.compile(r"(?<=\n)|(?<=\S)(?= )")  # between words, where our tokenizers join nothing
-
-
 @lru_cache(maxsize=1)
 def loaded_tokenizer(folder: Path, expected: str) -> Tokenizer:
     """The tokenizer of this process, with the words it remembers."""
@@ -263,19 +258,9 @@ def loaded_tokenizer(folder: Path, expected: str) -> Tokenizer:
 
 def document_ids(tokenizer: Tokenizer, text: str) -> Iterator[bytes]:
     """Yield the ids of a document and its end token as they stand in a shard, a little at a time."""
-    for chunk in chunks(text) if tokenizer.ours else [text]:
-        yield stored(tokenizer.encode(chunk), tokenizer.vocab_size)
+    for piece in tokenizer.pieces(text):
+        yield stored(tokenizer.encode(piece), tokenizer.vocab_size)
     yield stored([tokenizer.id("end")], tokenizer.vocab_size)
-
-
-def chunks(text: str) -> Iterator[str]:
-    """Cut a text into pieces of moderate size whose ids, one after another, are the ids of the text."""
-    start = 0
-    while start < len(text):
-        cut = CUT.search(text, start + CHUNK)
-        stop = cut.end() if cut else len(text)
-        yield text[start:stop]
-        start = stop
 
 
 def stored(ids: list[int], vocab_size: int) -> bytes:

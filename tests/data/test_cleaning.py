@@ -25,6 +25,13 @@ def test_bytes_without_meaning_in_cp1252_are_latin_1() -> None:
     assert notes.encoding == "latin-1"
 
 
+def test_one_meaningless_byte_does_not_cost_the_quotes() -> None:
+    notes = Notes()
+    text = decode(("He didn’t say “no” — café.\n" * 9).encode("cp1252") + b"\x9d", notes)
+    assert text is not None and clean(text, Notes()) == "He didn’t say “no” — café.\n" * 9
+    assert notes.encoding == "latin-1"
+
+
 def test_damaged_utf_8_stays_utf_8() -> None:
     notes = Notes()
     text = decode(TEXT.encode() + b"\xe9 \xff\n" + TEXT.encode(), notes)
@@ -49,7 +56,7 @@ def test_any_bytes_decode_or_are_refused(data: bytes) -> None:
 
 def test_line_ends_marks_and_control_characters() -> None:
     notes = Notes()
-    assert clean("\ufeffOne\r\ntwo\rthree\x00 \x07four\x1a\tfive\n\n\n\n\nsix  \n\n", notes) == (
+    assert clean("\ufeffOne\r\ntwo\vthree\x00 \x07four\x1a\tfive\n\n\n\n\nsix  \n\n", notes) == (
         "One\ntwo\nthree four\tfive\n\nsix\n"
     )
     assert notes.controls == 4
@@ -131,6 +138,17 @@ def test_a_book_after_the_last_end_mark_is_not_thrown_away() -> None:
     assert cleaned.strip() == long_book.strip()
 
 
+def test_a_short_book_after_an_end_mark_is_not_thrown_away() -> None:
+    file = "*** END OF THE PROJECT GUTENBERG EBOOK Z ***\nThis etext is small print.\n\n" + BOOK
+    assert clean(file, Notes()).strip() == BOOK.strip()
+
+
+def test_two_start_marks_keep_both_stories() -> None:
+    mark = "*** START OF THE PROJECT GUTENBERG EBOOK {} ***\n"
+    cleaned = clean("front matter\n" + mark.format("A") + novel(1, 5) + mark.format("B") + novel(2, 5), Notes())
+    assert [line for line in cleaned.split("\n") if line] == (novel(1, 5) + novel(2, 5)).splitlines()
+
+
 def test_a_novel_that_mentions_the_project_keeps_its_sentences() -> None:
     text = BOOK + "He had read it at Project Gutenberg, and the end of the project came soon.\n" + BOOK
     assert clean(text, Notes()) == text
@@ -151,6 +169,7 @@ def test_dashes_at_a_line_end_close_up() -> None:
     prose = "".join(line + "\n" for line in hard_wrapped(novel(3)).splitlines())
     text = prose + "\nShe waited for the captain in the grey morning, and then she saw the--\nthe lighthouse fall.\n"
     assert "saw the--the lighthouse fall.\n" in clean(text, Notes())
+    assert "saw the – the lighthouse" in clean(text.replace("the--", "the –"), Notes())
 
 
 VERSE = """The harbour bell was ringing low

@@ -12,7 +12,7 @@ import pytest
 from pipeline import cli
 from pipeline.data.cleaning import Notes
 from pipeline.data.config import CorpusConfig
-from pipeline.data.corpus import Corpus, read_part, scan
+from pipeline.data.corpus import SPLITS, Corpus, read_part, scan
 from pipeline.data.sources import sources
 from pipeline.errors import UserError
 from tests.novels import novel
@@ -170,6 +170,50 @@ def test_an_edition_held_out_by_name_takes_the_other_with_it(tmp_path: Path) -> 
     }
 
 
+def test_a_collection_ties_the_books_it_contains_to_one_split(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(novel(1))
+    (tmp_path / "b.txt").write_text(novel(2))
+    (tmp_path / "other.txt").write_text(novel(3))
+    (tmp_path / "z-collection.txt").write_text(novel(1) + novel(2) + novel(4, 60))
+    corpus = scan(config(tmp_path, validation_books=["b"], deduplicate=False))
+    assert splits(corpus) == {name: ("train",) if name == "other.txt" else ("validation",) for name in splits(corpus)}
+    assert corpus.leaks["validation"] == 0
+
+
+def test_a_copy_of_another_edition_counts_when_it_is_named(tmp_path: Path) -> None:
+    edition = novel(1).replace("captain", "skipper")
+    for name, text in {"a": novel(1), "b": edition, "c": edition, "d": novel(2)}.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    found = splits(scan(config(tmp_path, validation_books=["c"])))
+    assert found == {"a.txt": ("validation",), "b.txt": (), "c.txt": (), "d.txt": ("train",)}
+
+
+def test_a_longer_work_is_not_dropped_for_the_part_it_contains(tmp_path: Path) -> None:
+    (tmp_path / "a-part-one.txt").write_text(novel(1, 40))
+    (tmp_path / "b-whole.txt").write_text(novel(1, 40) + novel(2, 30))
+    corpus = scan(config(tmp_path))
+    assert [entry.dropped for entry in corpus.entries] == ["", ""]
+    assert "".join(corpus.texts("train")) + "".join(corpus.texts("validation")) != ""
+    words = sum(len(text.split()) for split in SPLITS for text in corpus.texts(split))
+    assert words == len((novel(1, 40) + novel(2, 30)).split())
+
+
+def test_a_document_of_nothing_but_repeated_passages_is_dropped(tmp_path: Path) -> None:
+    lines = novel(1, 60).splitlines(keepends=True)
+    (tmp_path / "a.txt").write_text("".join(lines))
+    (tmp_path / "b.txt").write_text("".join(lines[30:33]))
+    dropped = {entry.name: entry.dropped for entry in scan(config(tmp_path)).entries}
+    assert dropped == {"a.txt": "", "b.txt": "all of it has stood before"}
+
+
+def test_no_part_is_ever_empty(tmp_path: Path) -> None:
+    rows = ["word", "two words", "long" * 30, " ".join(["w"] * 39 + ["x" * 200]), " ".join(["w"] * 60)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    corpus = scan(config(tmp_path, validation_fraction=0.0))
+    parts = [read_part(source, entry, part.split) for source, entry in corpus.pairs() for part in entry.parts]
+    assert all(part.strip() for part in parts) and len(parts) == 7
+
+
 def test_without_validation_books_the_end_of_each_book_serves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +259,8 @@ FILES = {
     "broken.jsonl": b'{"text": "a"}\n{oops\n',
     "list.jsonl": b"[1]\n",
     "body.csv": b"body\nwords\n",
+    "cells.csv": b"text,label\nHello, world,1\n",
+    "quote.tsv": b'text\tlabel\n"Tis but a scratch\t1\nmore\t0\n',
     "latin.csv": "text\ncafé\n".encode("latin-1"),
     "x.parquet": b"PAR0",
     "unread/x.pdf": b"",
@@ -237,6 +283,9 @@ FILES = {
         ("list.jsonl", {}, "list.jsonl line 1: expected an object"),
         ("body.csv", {}, "no column 'text'; it has body"),
         ("latin.csv", {}, "a table must be UTF-8"),
+        ("cells.csv", {}, "cells.csv row 1: more cells than the header has"),
+        ("quote.tsv", {}, "quote.tsv: not a valid table"),
+        ("locked.zip", {}, "locked.zip/a.txt: damaged archive"),
         ("x.parquet", {}, "not a Parquet file"),
         ("unread", {}, "no text in this folder"),
         ("book.txt", {"validation_books": ["nobody"]}, "no document matches 'nobody'"),
@@ -256,7 +305,13 @@ def test_mistakes_are_one_line_with_exit_code_2(
     for name, data in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with zipfile.ZipFile(tmp_path / "locked.zip", "w") as archive:
+        archive.writestr("a.txt", "secret")
+    packed = bytearray((tmp_path / "locked.zip").read_bytes())
+    packed[6] |= 1  # the flag of an encrypted member, here and in the directory
+    packed[packed.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "locked.zip").write_bytes(packed)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     options = [f"--{key}={value}" for key, values in settings.items() for value in values]
     assert cli.main(["corpus", "inspect", corpus, *options]) == 2

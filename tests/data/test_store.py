@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
+from pipeline import tokenizer as tokenizer_module
 from pipeline.data import shard as shard_module
 from pipeline.data import store as store_module
 from pipeline.data.config import CorpusConfig, TokenizerConfig, TokenizerKind
@@ -128,7 +129,6 @@ class LargeTokenizer:
 
     fingerprint = "ab" * 32
     vocab_size = 70_000
-    ours = True
 
     @classmethod
     def load(cls, _: Path) -> "LargeTokenizer":
@@ -136,6 +136,9 @@ class LargeTokenizer:
 
     def id(self, _: str) -> int:
         return 0
+
+    def pieces(self, text: str) -> Iterator[str]:
+        return iter([text])
 
     def encode(self, text: str) -> list[int]:
         return [69_000 + len(word) for word in text.split()]
@@ -180,15 +183,15 @@ def every_kind(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
 def test_the_ids_of_a_text_do_not_depend_on_how_it_is_cut(every_kind: list[Tokenizer], text: str, chunk: int) -> None:
     for tokenizer in every_kind:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(store_module, "CHUNK", chunk)
+            patch.setattr(tokenizer_module, "PIECE", chunk)
             stored = b"".join(document_ids(tokenizer, text))
         assert np.frombuffer(stored, "<u2").tolist() == [*tokenizer.library_ids(text), tokenizer.id("end")]
 
 
 def test_a_text_is_tokenised_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "CHUNK", 50)
+    monkeypatch.setattr(tokenizer_module, "PIECE", 50)
     text = " ".join(f"word{number}" for number in range(500))
-    assert max(map(len, store_module.chunks(text))) < 70
+    assert max(map(len, tokenizer_module.pieces(text))) < 70
 
 
 # --- Never stale ---
