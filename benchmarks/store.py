@@ -81,7 +81,7 @@ def compare(scratch: Path, data: Path, repeat: int, rounds: int) -> list[Result]
 def run_job(kind: str, *folders: Path) -> Result:
     """Run a job in a process of its own and watch the memory of all its processes."""
     command = [sys.executable, __file__, "--job", kind, *map(str, folders)]
-    process = psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = psutil.Popen(command, stdout=subprocess.PIPE)
     peak = 0
     while process.poll() is None:
         peak = max(peak, tree_memory(process))
