@@ -209,7 +209,8 @@ def test_novels_to_tokenizer_to_store(novels: Path, tmp_path: Path) -> None:
 def test_a_tokenizer_in_the_way_is_never_overwritten(
     novels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ["tokenizer", "train", "--corpus", novels, "--workers", "1", "--output", tmp_path, "--kind", "byte"]
+    settings: list[str | Path] = ["tokenizer", "train", "--corpus", novels, "--workers", "1"]
+    settings += ["--output", tmp_path, "--kind", "byte"]
     assert run(*settings) == 0
     before = (tmp_path / "tokenizer.json").read_bytes()
     assert run(*settings) == 0 and (tmp_path / "tokenizer.json").read_bytes() == before

@@ -247,6 +247,7 @@ def made_before(job: Job) -> Shard | None:
 
 # --- Text to ids -------------------------------------------------------------------------------------------------
 
+
 @lru_cache(maxsize=1)
 def loaded_tokenizer(folder: Path, expected: str) -> Tokenizer:
     """The tokenizer of this process, with the words it remembers."""
