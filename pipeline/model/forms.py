@@ -239,9 +239,8 @@ def spelled_out(config: dict[str, Any]) -> dict[str, Any]:
     if config["model_type"] == "t5":
         config["tie_word_embeddings"] = config.pop("scale_decoder_outputs", config.get("tie_word_embeddings"))
         gate, _, kind = str(config.get("feed_forward_proj", "relu")).rpartition("-")
-        kind = "gelu_new" if (gate, kind) == ("gated", "gelu") else kind
-        repeated = {"is_gated_act": gate == "gated", "dense_act_fn": kind}
-        config = {key: value for key, value in config.items() if key not in repeated or value != repeated[key]}
+        kind = config.pop("dense_act_fn", "gelu_new" if (gate, kind) == ("gated", "gelu") else kind)
+        config["feed_forward_proj"] = f"gated-{kind}" if config.pop("is_gated_act", gate == "gated") else kind
     return config
 
 

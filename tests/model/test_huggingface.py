@@ -69,12 +69,11 @@ def make(architecture: str, settings: dict[str, Any]) -> Any:
 
 
 def shaken(model: Any) -> Any:
-    """A model each of whose parameters matters: no bias is zero, no norm one."""
+    """A model each of whose parameters matters: none is near zero, no norm near one."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            norm = parameter.dim() == 1 and name.endswith("weight")
-            parameter.normal_(1.0 if norm else 0.0, 0.12, generator=generator)
+        for parameter in model.parameters():
+            parameter.normal_(0.5 if parameter.dim() == 1 else 0.0, 0.3, generator=generator)
     return model.eval()
 
 
@@ -166,17 +165,6 @@ def test_an_imported_model_gives_their_logits_and_goes_back_unchanged(name: str,
     changed = {key for key, tensor in stored.items() if not torch.equal(tensor, written[key])}
     folded = {f"bert.embeddings.{kind}_embeddings.weight" for kind in ("position", "token_type")}
     assert changed == (folded if name.startswith("bert") else set())
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "t5 v1.0", "t5 v1.1", "llama", "qwen3"])
-def test_no_parameter_could_be_wrong_unnoticed(name: str, tmp_path: Path) -> None:
-    model = import_model(save(make(*MODELS[name]), tmp_path)).model
-    right = our_logits(model, *batch("right"))
-    for parameter in model.parameters():
-        kept = parameter.detach().clone()
-        nn.init.normal_(parameter, std=0.12)
-        assert (our_logits(model, *batch("right")) - right).abs().max() > 100 * TOLERANCE
-        parameter.data = kept
 
 
 def test_what_counts_here_are_the_settings_not_their_defaults(tmp_path: Path) -> None:
@@ -301,13 +289,6 @@ def test_old_llama_files_are_read(tmp_path: Path) -> None:
     rewrite(tmp_path, str, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)})
     gone = ["rope_parameters", "head_dim", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "mlp_bias"]
     edit(tmp_path, rope_theta=300.0, rope_scaling=None, max_length=4096, **dict.fromkeys(gone, ...))
-    assert_same(import_model(folder).model, theirs)
-
-
-def test_qwen3_files_without_a_head_width_are_read(tmp_path: Path) -> None:
-    theirs = make("Qwen3ForCausalLM", LLAMA | {"head_dim": 128})
-    folder = save(theirs, tmp_path)
-    edit(tmp_path, head_dim=..., layer_types=...)
     assert_same(import_model(folder).model, theirs)
 
 
