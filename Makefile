@@ -26,6 +26,7 @@ lint: .venv/installed-test
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/generation.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

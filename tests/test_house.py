@@ -1,5 +1,6 @@
 """The house itself."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -30,7 +31,18 @@ def test_no_module_is_named_after_a_library_we_import() -> None:
 
 
 def test_the_package_can_be_read_in_a_day() -> None:
-    lines = sum(path.read_text().count("\n") for path in (PROJECT / "pipeline").rglob("*.py"))
+    """Fewer than 6,000 lines of code: what is left without blank lines, comments and docstrings."""
+    lines = 0
+    for path in (PROJECT / "pipeline").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        prose = {
+            number
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            lines += bool(line.strip()) and not line.strip().startswith("#") and number not in prose
     assert lines < 6000
 
 

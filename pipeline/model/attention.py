@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.model.config import Architecture
-from pipeline.model.positions import Positions, check_length
+from pipeline.model.positions import Positions, Rotation, check_length
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,19 @@ def visible(
     documents: tuple[Tensor, Tensor] | None = None,
     window: int = 0,
     bias: bool = False,
+    own_BTS: Tensor | None = None,
 ) -> Visible:
     """Combine every restriction; `queries` and `keys` are the indices at which they stand.
+
+    `own_BTS` is true where a key is of a query's own past, for queries that are alternatives to each other.
 
     SDPA's own causal path is kept for causal attention alone. Padding alone is a mask of one row a sequence. Anything
     else takes one mask for all heads, and one a sequence only where sequences differ.
     """
-    if causal and not bias and not window and real_BS is None and prefix_B is None and documents is None:
+    if causal and not window and real_BS is None and prefix_B is None and documents is None and own_BTS is None:
         if len(queries) == 1:
             return Visible()  # the newest token sees all before it
-        if len(queries) == len(keys):
+        if len(queries) == len(keys) and not bias:
             return Visible(causal=True)
     allowed: Tensor | None = None
     if causal:
@@ -60,6 +63,8 @@ def visible(
         allowed = both(allowed, (documents[0][:, :, None] == documents[1][:, None, :])[:, None])
     if real_BS is not None:
         allowed = both(allowed, real_BS[:, None, None, :])
+    if own_BTS is not None:
+        allowed = both(allowed, own_BTS[:, None])
     return Visible(allowed, real_BS=real_BS)
 
 
@@ -93,7 +98,7 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         seen: Visible,
         context_BSC: Tensor | None = None,
-        positions: Positions | None = None,
+        positions: Positions | Rotation | None = None,
         bias_HTS: Tensor | None = None,
         cache: "LayerCache | None" = None,
     ) -> Tensor:
@@ -115,7 +120,7 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         seen: Visible,
         context_BSC: Tensor | None = None,
-        positions: Positions | None = None,
+        positions: Positions | Rotation | None = None,
         bias_HTS: Tensor | None = None,
         cache: "LayerCache | None" = None,
     ) -> Tensor:
@@ -128,14 +133,13 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         seen: Visible,
         context_BSC: Tensor | None,
-        positions: Positions | None,
+        positions: Positions | Rotation | None,
         cache: "LayerCache | None",
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each head by itself; keys and values of a cache where there is one."""
-        start = cache.length if cache and not self.cross else 0
         q_BHTD = self.query_norm(self.query(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2))
         if positions is not None:
-            q_BHTD = positions.rotate(q_BHTD, start)
+            q_BHTD = positions.rotate(q_BHTD)
         if self.cross and cache and cache.keys is not None and cache.values is not None:
             return q_BHTD, cache.keys, cache.values
         inputs = x_BTC if context_BSC is None else context_BSC
@@ -143,7 +147,7 @@ class Attention(nn.Module):
         k, v = both_BSKD.chunk(2, dim=1)
         k = self.key_norm(k)
         if positions is not None:
-            k = positions.rotate(k, start)
+            k = positions.rotate(k)
         if self.kind == "low_rank":
             k, v = mixed(k, self.key_mixer, seen.real_BS), mixed(v, self.value_mixer, seen.real_BS)
         if cache:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pipeline.model.attention import Attention, LayerCache, Visible
 from pipeline.model.config import Activation, Architecture
-from pipeline.model.positions import Positions
+from pipeline.model.positions import Positions, Rotation
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -90,7 +90,7 @@ class Block(nn.Module):
         self,
         x_BTC: Tensor,
         seen: Visible,
-        positions: Positions,
+        positions: Positions | Rotation,
         bias_HTS: Tensor | None,
         context_BSC: Tensor | None = None,
         context_seen: Visible | None = None,

@@ -284,6 +284,53 @@ def check(model: Architecture) -> None:
         raise UserError("model.attention_normalise: none is for low_rank attention only")
 
 
+# --- Generation --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """How a model writes on: the most probable token each time, tokens drawn at random, or beam search."""
+
+    max_new_tokens: int = 64
+    """Stop after this many tokens."""
+    min_new_tokens: int = 0
+    """Do not end before this many tokens."""
+    temperature: float = 0.0
+    """Draw tokens at random, more boldly the higher this is; 0 takes the most probable."""
+    top_k: int = 0
+    """Draw from this many most probable tokens; 0 is from all."""
+    top_p: float = 1.0
+    """Draw from the fewest tokens that together are this probable; 1 is from all."""
+    beams: int = 1
+    """Follow this many sequences and keep the most probable; 1 is no beam search."""
+    length_penalty: float = 1.0
+    """Divide the log-probability of a sequence by its length to this power; more favours longer ones."""
+    no_repeat_ngram: int = 0
+    """Write no sequence of this many tokens twice, nor one of the prompt's; 0 allows it."""
+    sequences: int = 1
+    """How many sequences to return for each prompt, the most probable first."""
+    seed: int = 0
+    """What is drawn at random follows from this and the number of the prompt."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "beams", "sequences"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}: {getattr(self, name)} must be at least 1")
+        for name in ("min_new_tokens", "temperature", "top_k", "no_repeat_ngram", "seed"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name}: {getattr(self, name)} must not be negative")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise UserError(f"min_new_tokens: {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p: {self.top_p} must be above 0 and at most 1")
+        if self.temperature and self.beams > 1:
+            raise UserError("temperature: beam search draws nothing at random; use temperature 0 or 1 beam")
+        if not self.temperature and (self.top_k or self.top_p < 1):
+            raise UserError("top_k and top_p: need a temperature above 0; without one nothing is drawn at random")
+        if not self.temperature and self.sequences > self.beams:
+            raise UserError(f"sequences: {self.sequences} need as many beams, or a temperature above 0")
+
+
 # --- Commands ----------------------------------------------------------------------------------------------------
 
 

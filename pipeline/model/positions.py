@@ -4,6 +4,7 @@ Shapes: B batch, H heads, T queries or tokens, S keys, C width, D head width.
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,12 @@ class Positions(nn.Module):
         """Tell the embeddings where they stand; `positions` is (T) or, with padding on the left, (B, T)."""
         return x_BTC
 
-    def rotate(self, x_BHTD: Tensor, start: int) -> Tensor:
-        """Turn queries or keys, of which the first stands at `start`."""
+    def at(self, positions_T: Tensor) -> "Positions | Rotation":
+        """The scheme for queries and keys that stand at these positions: what all layers share is made once."""
+        return self
+
+    def rotate(self, x_BHTD: Tensor) -> Tensor:
+        """Turn queries or keys, of which the first stands at 0 unless `at` said otherwise."""
         return x_BHTD
 
     def biases(self, layers: int, queries: Tensor, keys: Tensor) -> list[Tensor | None]:
@@ -121,18 +126,30 @@ class Bucketed(Positions):
 class Rotary(Positions):
     """Queries and keys turned by their position, so that scores depend on the distance (Su et al. 2021)."""
 
-    def __init__(self, base: float) -> None:
+    def __init__(self, base: float, head_width: int) -> None:
         super().__init__()
-        self.base = base
+        self.base, self.head_width = base, head_width
 
-    def rotate(self, x_BHTD: Tensor, start: int) -> Tensor:
-        tokens, width = x_BHTD.shape[-2:]
-        frequencies = self.base ** (-torch.arange(0, width, 2, device=x_BHTD.device).float() / width)
-        positions = torch.arange(start, start + tokens, device=x_BHTD.device)
-        angles_TD = (positions[:, None] * frequencies).repeat(1, 2)
+    def at(self, positions_T: Tensor) -> "Rotation":
+        even = torch.arange(0, self.head_width, 2, device=positions_T.device)
+        angles_TD = (positions_T[:, None] * self.base ** (-even.float() / self.head_width)).repeat(1, 2)
+        return Rotation(angles_TD.cos(), angles_TD.sin())
+
+    def rotate(self, x_BHTD: Tensor) -> Tensor:
+        return self.at(torch.arange(x_BHTD.shape[-2], device=x_BHTD.device)).rotate(x_BHTD)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotary positions of some tokens."""
+
+    cos_TD: Tensor
+    sin_TD: Tensor
+
+    def rotate(self, x_BHTD: Tensor) -> Tensor:
         first, second = x_BHTD.chunk(2, dim=-1)
         turned = torch.cat([-second, first], dim=-1)
-        return x_BHTD * angles_TD.cos().to(x_BHTD.dtype) + turned * angles_TD.sin().to(x_BHTD.dtype)
+        return x_BHTD * self.cos_TD.to(x_BHTD.dtype) + turned * self.sin_TD.to(x_BHTD.dtype)
 
 
 class Alibi(Positions):
@@ -172,6 +189,6 @@ def make_positions(model: Architecture, layers: int, causal: bool) -> Positions:
         case "t5":
             return Bucketed(model.heads, model.position_buckets, model.position_distance, bidirectional=not causal)
         case "rotary":
-            return Rotary(model.rotary_base)
+            return Rotary(model.rotary_base, model.head_width)
         case "alibi":
             return Alibi(model.heads)

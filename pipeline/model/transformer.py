@@ -62,6 +62,19 @@ class Memory:
         return Memory(states, real, final)
 
 
+@dataclass(frozen=True)
+class Branches:
+    """New tokens that are alternatives to each other, each going on from a past of its own in one cache.
+
+    Nothing in the cache moves when beams are chosen anew, and they share the prompt and the memory.
+    """
+
+    positions_S: Tensor
+    """Where all tokens of the cache stand, and then the new ones."""
+    own_BTS: Tensor
+    """Which of these each new token sees: its own past and itself, no padding."""
+
+
 class Stack(nn.Module):
     """One side of a model: positions, blocks, and the norm that closes them."""
 
@@ -83,30 +96,38 @@ class Stack(nn.Module):
         prefix_B: Tensor | None = None,
         documents_BT: Tensor | None = None,
         cache: Cache | None = None,
+        branches: Branches | None = None,
     ) -> Tensor:
         """Run the blocks. `real_BT` is true where a token is no padding.
 
         A causal stack needs it for padding on the left only: what stands on the right is never seen.
         """
         start, tokens = cache.length if cache else 0, x_BTC.shape[1]
-        real_BS = cache.extend_real(real_BT, tokens) if cache else real_BT
-        check_length(start + tokens, self.positions.limit)
-        keys = torch.arange(start + tokens, device=x_BTC.device)
+        if branches is None:
+            keys, own_BTS = torch.arange(start + tokens, device=x_BTC.device), None
+            real_BS = cache.extend_real(real_BT, tokens) if cache else real_BT
+            check_length(start + tokens, self.positions.limit)
+        else:
+            keys, own_BTS, real_BS = branches.positions_S, branches.own_BTS, None
         biases = self.positions.biases(len(self.blocks), keys[start:], keys)
         documents = None if documents_BT is None else (documents_BT, documents_BT)
-        seen = visible(
-            keys[start:], keys, self.causal, real_BS, prefix_B, documents, self.window, bias=biases[0] is not None
-        )
+        biased = biases[0] is not None
+        seen = visible(keys[start:], keys, self.causal, real_BS, prefix_B, documents, self.window, biased, own_BTS)
         context_seen = Visible()
         if memory is not None and memory.real_BS is not None:
             context_seen = Visible(memory.real_BS[:, None, None, :], real_BS=memory.real_BS)
-        places = keys[start:] if real_BS is None else (real_BS.cumsum(1) - 1).clamp(min=0)[:, start:]
+        places = keys[start:]
+        if own_BTS is not None:
+            places = own_BTS.sum(-1) - 1
+        elif real_BS is not None:
+            places = (real_BS.cumsum(1) - 1).clamp(min=0)[:, start:]
+        positions = self.positions.at(keys[start:])
         x_BTC = self.dropout(self.embedding_norm(self.positions.embed(x_BTC, places)))
         for number, block in enumerate(self.blocks):
             x_BTC = block(
                 x_BTC,
                 seen,
-                self.positions,
+                positions,
                 biases[number],
                 memory.states_BSC if memory else None,
                 context_seen,
@@ -148,12 +169,13 @@ class Transformer(nn.Module):
         prefix_B: Tensor | None = None,
         documents_BT: Tensor | None = None,
         cache: Cache | None = None,
+        branches: Branches | None = None,
     ) -> Tensor:
         """States of tokens each of which sees those before it, and the memory where there is one."""
         if self.decoder is None:
             raise UserError(f"a model of family {self.architecture.family} has no decoder")
         x_BTC = self.embedding(ids_BT) * self.scale
-        return self.decoder(x_BTC, real_BT, memory, prefix_B, documents_BT, cache)
+        return self.decoder(x_BTC, real_BT, memory, prefix_B, documents_BT, cache, branches)
 
     def logits(self, states: Tensor) -> Tensor:
         """Scores of the vocabulary for states of any leading shape."""
