@@ -27,7 +27,9 @@ from pipeline.configuration import (
     suggestion,
     to_yaml,
 )
-from pipeline.errors import UserError
+from pipeline.errors import Stopped, UserError
+
+STOPPED = 75  # "try again later": ended by a signal after saving
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,16 @@ COMMANDS: dict[str, Command] = {
         "prepare",
         "triptych prepare --corpus my-novels/ --tokenizer tokenizers/mine --output stores",
     ),
+    "pretrain": Command(
+        "training.config:PretrainConfig",
+        "pretrain",
+        "triptych pretrain --config configs/pretrain/decoder.yaml --data.corpus my-novels/",
+    ),
+    "runs": Command("training.config:RunsConfig", "list_runs", "triptych runs runs", ("folder",)),
+    "bundle": Command(
+        "training.config:RunBundleConfig", "bundle_run", "triptych bundle runs/mine --step 2000", ("run",)
+    ),
+    "sync": Command("training.config:SyncConfig", "sync_runs", "triptych sync runs/mine", ("folders",)),
     "import": Command(
         "model.config:ImportConfig",
         "import_bundle",
@@ -87,13 +99,15 @@ def entry() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; 0 done, 2 the user's mistake in one line, 1 anything else."""
+    """Run one command; 0 done, 2 the user's mistake in one line, 75 stopped after saving, 1 anything else."""
     debug = "--debug" in arguments
     try:
         run([argument for argument in arguments if argument != "--debug"])
         sys.stdout.flush()
     except UserError as error:
         return fail(str(error), debug)
+    except Stopped as stopped:
+        return 0 if stopped.requeued else STOPPED
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
@@ -116,13 +130,22 @@ def run(arguments: list[str]) -> None:
         return
     known = fields_of(config_class)
     typed = parse_words(rest, command.positional, known | {"config": list[str], "print_config": bool})
-    files = map(Path, typed.pop("config", []))
+    files = [Path(name) for name in typed.pop("config", [])]
+    if "resume" in typed:
+        files.insert(0, settings_of(Path(typed["resume"][-1])))
     print_only = typed.pop("print_config", ["false"])[-1].lower() == "true"
     config = build(config_class, files, {key: as_option(values, known[key]) for key, values in typed.items()})
     if print_only:
         sys.stdout.write(to_yaml(config))
         return
     load(f"pipeline.stages:{command.stage}")(config)
+
+
+def settings_of(run: Path) -> Path:
+    """The settings that a run was started with, on which those typed now come on top."""
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"--resume: {run} is no run (it has no config.yaml); `triptych runs FOLDER` lists runs")
+    return run / "config.yaml"
 
 
 def fail(message: str, debug: bool) -> int:

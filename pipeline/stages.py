@@ -26,6 +26,8 @@ from pipeline.files import write_text
 from pipeline.model.config import ExportConfig, ImportConfig
 from pipeline.terminal import note, print_table, progress, say
 from pipeline.tokenizer import Tokenizer, measure, special_tokens, train
+from pipeline.training.config import PretrainConfig, RunBundleConfig, RunsConfig, SyncConfig
+from pipeline.training.run import RUNS_HEADER, describe, rank, runs_below
 
 
 def list_data(_: DataListConfig) -> None:
@@ -82,6 +84,38 @@ def prepare(config: PrepareConfig) -> None:
         write_text(store.path / "config.yaml", to_yaml(config))
     print_store(store)
     say(str(store.path))
+
+
+def pretrain(config: PretrainConfig) -> None:
+    """Pretrain a model from raw text and print the folder of its bundle."""
+    from pipeline.training import pretraining
+
+    if config.dry_run:
+        pretraining.try_out(config)
+        return
+    bundle = pretraining.pretrain(config)
+    if rank() == 0:
+        say(str(bundle))
+
+
+def list_runs(config: RunsConfig) -> None:
+    """Show the runs in a folder."""
+    print_table("Runs", RUNS_HEADER, [describe(run) for run in runs_below(Path(config.folder))])
+
+
+def bundle_run(config: RunBundleConfig) -> None:
+    """Make a bundle of a checkpoint of a run and print its folder."""
+    from pipeline.training.pretraining import bundle_of
+
+    say(str(bundle_of(Path(config.run), config.step, Path(config.output) if config.output else None)))
+
+
+def sync_runs(config: SyncConfig) -> None:
+    """Upload what was tracked offline."""
+    from pipeline.training.tracking import sync
+
+    for folder in config.folders:
+        sync(Path(folder))
 
 
 def import_bundle(config: ImportConfig) -> None:

@@ -1,12 +1,24 @@
-"""What can be set about corpora, tokenizers and stores. Light: imported by the command line, never torch."""
+"""What can be set about corpora, tokenizers, stores and objectives. Light: for the command line, never torch."""
 
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from pipeline.errors import UserError
+from pipeline.model.config import Family
 
 TokenizerKind = Literal["bpe", "unigram", "wordpiece", "character", "byte"]
 Split = Literal["train", "validation", "test"]
+Objective = Literal["masked", "causal", "span", "prefix", "hybrid"]
+
+# What each family can be trained with; first what it is known for.
+OBJECTIVES: dict[Family, tuple[Objective, ...]] = {
+    "encoder": ("masked",),
+    "decoder": ("causal", "prefix", "masked", "hybrid"),
+    "encoder-decoder": ("span", "prefix"),
+    "recurrent": ("causal",),
+}
+LONGEST_SPAN = 10  # of unit span, as in SpanBERT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +80,62 @@ class TokenizerConfig:
     """Keep runs of digits in one word, or make each digit a token."""
     tags: list[str] = field(default_factory=lambda: ["<U>", "<L>", "<en>", "<de>", "<fr>", "<cs>"])
     """Language and task tags: special tokens after the fixed ones, in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """How a window of tokens becomes what a model reads and what it is to predict."""
+
+    name: Objective | None = None
+    """Predict masked tokens, each next token, spans that were cut out, what follows a prefix, or (hybrid) masked tokens
+    in some sequences and each next in others; null: encoder masked, decoder causal, encoder-decoder span."""
+    rate: float = 0.15
+    """The share of tokens that are masked or cut out."""
+    final_rate: float | None = None
+    """The rate at the end of the run, to which it goes in a straight line; null keeps it."""
+    mask_share: float = 0.8
+    """Of the tokens to predict by masked, the share replaced by the mask token."""
+    random_share: float = 0.1
+    """Of the tokens to predict by masked, the share replaced by random tokens; the rest stays as it is."""
+    unit: Literal["token", "word", "span"] = "token"
+    """What masked masks together: single tokens, whole words, or spans of up to 10 tokens."""
+    span_length: float = 3.0
+    """The mean length of spans, cut out (span) or masked (unit span)."""
+    causal_share: float = 0.5
+    """Of the sequences of hybrid, the share trained to predict each next token."""
+    schedule: dict[str, float] = field(default_factory=dict)
+    """Objectives in order with their shares of the run, such as {causal: 0.25, masked: 0.75}; replaces name."""
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "final_rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1:
+                raise UserError(f"objective.{name}: {value} must be above 0 and below 1")
+        for name in ("mask_share", "random_share", "causal_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"objective.{name}: {getattr(self, name)} must be from 0 to 1")
+        if self.mask_share + self.random_share > 1 + 1e-9:
+            raise UserError("objective.mask_share: together with random_share it must not be above 1")
+        if not 1 <= self.span_length < math.inf:
+            raise UserError(f"objective.span_length: {self.span_length} must be at least 1")
+        if self.unit == "span" and self.span_length > (1 + LONGEST_SPAN) / 2:
+            raise UserError(f"objective.span_length: {self.span_length} is too long for unit span; use 5.5 or less")
+        for name, share in self.schedule.items():
+            if name not in get_args(Objective):
+                raise UserError(f"objective.schedule: {name} is no objective; use {', '.join(get_args(Objective))}")
+            if not 0 < share <= 1:
+                raise UserError(f"objective.schedule: the share {share} of {name} must be above 0 and at most 1")
+        if self.schedule and not math.isclose(sum(self.schedule.values()), 1, abs_tol=1e-6):
+            raise UserError(f"objective.schedule: shares add up to {sum(self.schedule.values()):g}; make it 1")
+
+
+def check_objective(config: ObjectiveConfig, family: Family) -> None:
+    """Refuse, in one line, an objective that a family cannot be trained with."""
+    known = OBJECTIVES[family]
+    for name in config.schedule or [config.name or known[0]]:
+        if name not in known:
+            key = "schedule" if config.schedule else "name"
+            raise UserError(f"objective.{key}: family {family} cannot be trained with {name}; use {' or '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,18 @@
 """What stands on top of a model: the output matrix, a classifier, an embedding."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pipeline.model.block import ACTIVATIONS, make_norm
 from pipeline.model.config import Architecture
 
+LOSS_CHUNK = 1024  # positions whose logits exist at the same time
+
 
 class LanguageHead(nn.Module):
-    """From states to the logits of the vocabulary."""
+    """From states to the logits of the vocabulary, or to the loss without ever holding all logits."""
 
     def __init__(self, model: Architecture, vocab_size: int) -> None:
         super().__init__()
@@ -22,6 +26,33 @@ class LanguageHead(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         logits = self.output(self.transform(states) * self.scale)
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
+
+    def loss(self, states_PC: Tensor, targets_P: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The summed cross entropy of positions, with gradients."""
+        if not self.cap and states_PC.dtype == torch.float32:
+            return F.linear_cross_entropy(
+                self.transform(states_PC) * self.scale,
+                self.output.weight,
+                targets_P,
+                linear_bias=self.output.bias,
+                reduction="sum",
+                label_smoothing=smoothing,
+                options=nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_CHUNK),
+            )
+        total = states_PC.new_zeros((), dtype=torch.float32)
+        for states, targets in zip(torch.split(states_PC, LOSS_CHUNK), torch.split(targets_P, LOSS_CHUNK), strict=True):
+            total = total + checkpoint(self.chunk_loss, states, targets, smoothing, use_reentrant=False)
+        return total
+
+    def chunk_loss(self, states_PC: Tensor, targets_P: Tensor, smoothing: float) -> Tensor:
+        return F.cross_entropy(self(states_PC).float(), targets_P, reduction="sum", label_smoothing=smoothing)
+
+    @torch.no_grad()
+    def losses(self, states_PC: Tensor, targets_P: Tensor) -> Tensor:
+        """The cross entropy of each position, for measuring."""
+        pairs = zip(torch.split(states_PC, LOSS_CHUNK), torch.split(targets_P, LOSS_CHUNK), strict=True)
+        parts = [F.cross_entropy(self(states).float(), targets, reduction="none") for states, targets in pairs]
+        return torch.cat(parts) if parts else states_PC.new_zeros(0)
 
 
 class HeadTransform(nn.Module):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import UserError
 from pipeline.model.attention import Attention, Visible, visible
@@ -82,6 +83,8 @@ class Stack(nn.Module):
         super().__init__()
         self.causal = causal
         self.window = model.attention_window
+        self.recompute = False
+        """Keep no activations inside blocks but compute them again in the backward pass."""
         self.positions = make_positions(model, layers, causal)
         self.embedding_norm = make_norm(model) if model.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(model.dropout)
@@ -123,16 +126,12 @@ class Stack(nn.Module):
             places = (real_BS.cumsum(1) - 1).clamp(min=0)[:, start:]
         positions = self.positions.at(keys[start:])
         x_BTC = self.dropout(self.embedding_norm(self.positions.embed(x_BTC, places)))
+        context_BSC = memory.states_BSC if memory else None
         for number, block in enumerate(self.blocks):
-            x_BTC = block(
-                x_BTC,
-                seen,
-                positions,
-                biases[number],
-                memory.states_BSC if memory else None,
-                context_seen,
-                cache.blocks[number] if cache else None,
-            )
+            own_cache = cache.blocks[number] if cache else None
+            arguments = (x_BTC, seen, positions, biases[number], context_BSC, context_seen, own_cache)
+            again = self.recompute and torch.is_grad_enabled()
+            x_BTC = checkpoint(block, *arguments, use_reentrant=False) if again else block(*arguments)
         return self.norm(x_BTC)
 
 

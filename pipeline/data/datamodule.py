@@ -1,0 +1,142 @@
+"""Batches of a run: which windows, in what order and with which masks is a function of the seed and nothing else."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from pipeline.data.batch import Batch, collate
+from pipeline.data.config import ObjectiveConfig
+from pipeline.data.objectives import Example, Vocabulary, current, make_example
+from pipeline.data.shard import Integers
+from pipeline.data.windows import Windows, epoch_order
+from pipeline.model.config import Family
+
+Key = tuple[int, int, int]  # step, epoch, sample
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Which samples each optimizer step reads, over all processes: every sample once an epoch."""
+
+    samples: int
+    batch_size: int
+    seed: int
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps of an epoch; the last of them may be smaller."""
+        return -(-self.samples // self.batch_size)
+
+    def keys(self, step: int) -> list[Key]:
+        """The samples of one step."""
+        epoch, place = divmod(step, self.per_epoch)
+        order = cached_order(self.samples, self.seed, epoch)
+        chosen = order[place * self.batch_size : (place + 1) * self.batch_size]
+        return [(step, epoch, int(sample)) for sample in chosen]
+
+
+@lru_cache(maxsize=2)
+def cached_order(count: int, seed: int, epoch: int) -> Integers:
+    return epoch_order(count, seed, epoch)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of every step that one process computes, in micro-batches; the same number for every process."""
+
+    rank: int
+    processes: int
+    micro_batch: int
+
+    def parts(self, keys: Sequence[Key], batch_size: int) -> list[list[Key]]:
+        """This process's micro-batches of a step; some may be empty at the end of an epoch."""
+        starts = (
+            (part * self.processes + self.rank) * self.micro_batch for part in range(self.accumulation(batch_size))
+        )
+        return [list(keys[start : start + self.micro_batch]) for start in starts]
+
+    def accumulation(self, batch_size: int) -> int:
+        """How many micro-batches a process computes for each step."""
+        return -(-batch_size // (self.processes * self.micro_batch))
+
+
+class MicroBatches(Sampler[list[Key]]):
+    """The micro-batches of one process from a step to the end of the run."""
+
+    def __init__(self, steps: Steps, share: Share, start: int, stop: int) -> None:
+        self.steps, self.share, self.start, self.stop = steps, share, start, stop
+
+    def __len__(self) -> int:
+        return (self.stop - self.start) * self.share.accumulation(self.steps.batch_size)
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        for step in range(self.start, self.stop):
+            yield from self.share.parts(self.steps.keys(step), self.steps.batch_size)
+
+
+@dataclass(frozen=True)
+class PretrainExamples(Dataset[Example]):
+    """Windows as examples of an objective that may change in the course of the run."""
+
+    windows: Windows
+    family: Family
+    objective: ObjectiveConfig
+    vocabulary: Vocabulary
+    seed: int
+    total_steps: int
+
+    def __getitem__(self, key: Key) -> Example:
+        step, epoch, sample = key
+        objective = current(self.objective, step / self.total_steps)
+        generator = np.random.default_rng((self.seed, epoch, sample))
+        return make_example(self.windows[sample].ids, self.family, objective, self.vocabulary, generator)
+
+
+def train_loader(
+    examples: PretrainExamples, steps: Steps, share: Share, start: int, pad: int, workers: int
+) -> DataLoader[Example]:
+    """What Lightning iterates over: micro-batches from a step to the end of the run."""
+    return DataLoader(
+        examples,
+        batch_sampler=MicroBatches(steps, share, start, examples.total_steps),
+        collate_fn=partial(collate, pad=pad, like=examples[0, 0, 0]),
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        persistent_workers=workers > 0,
+    )
+
+
+def held_out(
+    windows: Windows, family: Family, objective: ObjectiveConfig, vocabulary: Vocabulary, count: int
+) -> "HeldOut":
+    """Examples to validate on, spread evenly over the text; the same ones with the same masks at every call."""
+    chosen = np.unique(np.linspace(0, len(windows) - 1, min(count or len(windows), len(windows))).astype(int))
+    return HeldOut(windows, family, objective, vocabulary, [int(number) for number in chosen])
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Pinned examples."""
+
+    windows: Windows
+    family: Family
+    objective: ObjectiveConfig
+    vocabulary: Vocabulary
+    numbers: list[int]
+
+    def example(self, number: int) -> Example:
+        """The example of a window; what is continued is always its second half."""
+        ids = self.windows[number].ids
+        split = len(ids) // 2 if self.objective.name == "prefix" and len(ids) > 1 else None
+        generator = np.random.default_rng((0, number))
+        return make_example(ids, self.family, self.objective, self.vocabulary, generator, split=split)
+
+    def batches(self, share: Share, pad: int) -> Iterator[Batch]:
+        """The batches of one process; over all processes every example comes once."""
+        own = self.numbers[share.rank :: share.processes]
+        for start in range(0, len(own), share.micro_batch):
+            yield collate([self.example(number) for number in own[start : start + share.micro_batch]], pad=pad)

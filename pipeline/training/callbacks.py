@@ -1,0 +1,171 @@
+"""What happens between steps: metrics, validation, checkpoints, samples, signals, the clock."""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from pipeline.terminal import note, progress
+from pipeline.training import checkpoint
+from pipeline.training.module import Progress, Training
+from pipeline.training.run import Run
+from pipeline.training.tracking import Tracker
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+Measure = Callable[[], dict[str, float]]
+
+
+class Keeper(pl.Callback):
+    """Keeps a run: restores it, writes its metrics, validates, saves, and stops it in good order."""
+
+    def __init__(
+        self,
+        run: Run,
+        state: dict[str, Any] | None,
+        tracker: Tracker,
+        samples_every: int,
+        validate: Measure,
+        sample: Measure,
+    ) -> None:
+        self.run, self.state, self.tracker, self.samples_every = run, state, tracker, samples_every
+        self.validate, self.sample = validate, sample
+        self.stopped_by: int | None = None
+        self.measured: dict[str, float] = {}
+        """What the last validation found."""
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        assert isinstance(module, Training)
+        if self.state:
+            checkpoint.restore(self.state, module.model, trainer.optimizers[0])
+            module.progress = Progress(**self.state["progress"])
+            self.state = None  # its memory is needed
+        self.clock, self.peak = time.monotonic() - module.progress.seconds, 0.0
+        self.logged = (module.progress.tokens, module.progress.flops, time.monotonic())
+        self.bar: AbstractContextManager[Callable[[float], None]] = progress("training", module.total_steps, "steps")
+        self.advance = self.bar.__enter__() if trainer.is_global_zero else lambda _: None
+        self.advance(module.progress.step)
+        self.handlers = {number: signal.signal(number, self.on_signal(module)) for number in SIGNALS}
+
+    def on_signal(self, module: Training) -> Callable[[int, FrameType | None], None]:
+        def handler(number: int, _: FrameType | None) -> None:
+            self.stopped_by = number
+            module.stopping = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # the second Ctrl-C stops at once
+
+        return handler
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, number: int
+    ) -> None:
+        assert isinstance(module, Training)
+        if (number + 1) % module.accumulation:
+            return
+        done, settings = module.progress, module.settings
+        done.step += 1
+        done.seconds = time.monotonic() - self.clock
+        self.advance(1)
+        late = settings.max_seconds is not None and done.seconds >= settings.max_seconds
+        if trainer.world_size > 1 and settings.max_seconds is not None:
+            late = bool(trainer.strategy.broadcast(late))
+        last = late or done.step == module.total_steps
+        if done.step % settings.log_every == 0 or last:
+            self.write(trainer, done, self.train_metrics(trainer, module))
+        if done.step % settings.validate_every == 0 or last:
+            self.measured = self.validate()
+            done.best = min(done.best, self.measured.get("val/loss", done.best))
+            self.write(trainer, done, self.measured)
+            if trainer.is_global_zero:
+                words = ", ".join(f"{key} {value:.4f}" for key, value in self.measured.items())
+                note(f"step {done.step:,}: {words}")
+        if self.samples_every and (done.step % self.samples_every == 0 or last):
+            self.write(trainer, done, self.sample())
+        if done.step % settings.save_every == 0 or last or module.stopping:
+            self.save(trainer, module)
+        trainer.should_stop = last or module.stopping
+
+    def train_metrics(self, trainer: pl.Trainer, module: Training) -> dict[str, float]:
+        """What the steps since the last row were like."""
+        done, now = module.progress, time.monotonic()
+        tokens, flops, since = self.logged
+        elapsed = max(now - since, 1e-9)
+        self.logged = (done.tokens, done.flops, now)
+        metrics = {
+            "train/loss": done.loss_sum / max(done.loss_count, 1),
+            "train/lr": float(trainer.optimizers[0].param_groups[-1]["lr"]),
+            "train/gradient_norm": done.gradient_norm,
+            "train/skipped_steps": float(done.skipped),
+            "speed/tokens_per_second": (done.tokens - tokens) / elapsed,
+            "speed/mfu": (done.flops - flops) / elapsed / (self.peak_flops(module) * trainer.world_size),
+            "speed/memory_gb": peak_memory(module.device),
+        }
+        done.loss_sum, done.loss_count = 0.0, 0
+        return metrics
+
+    def peak_flops(self, module: Training) -> float:
+        if not self.peak:
+            self.peak = measured_peak(module.device)
+        return self.peak
+
+    def write(self, trainer: pl.Trainer, done: Progress, metrics: dict[str, float]) -> None:
+        if not trainer.is_global_zero:
+            return
+        axes = {"tokens": done.tokens, "flops": done.flops, "seconds": round(done.seconds, 3)}
+        counts = {"tokens_computed": done.tokens_computed, "tokens_loss": done.tokens_loss}
+        row = axes | counts | metrics
+        self.run.log({"step": done.step} | row)
+        self.tracker.log(row, done.step)
+
+    def save(self, trainer: pl.Trainer, module: Training) -> None:
+        """Save a checkpoint; all processes gather, one writes."""
+        state = checkpoint.whole_state(module.model, trainer.optimizers[0])
+        if trainer.is_global_zero:
+            done = module.progress
+            validated = done.step % module.settings.validate_every == 0 or done.step == module.total_steps
+            score = self.measured.get("val/loss") if validated else None
+            checkpoint.save(self.run.path, state | {"progress": done.state()}, done.step, score)
+            checkpoint.prune(self.run.path, module.settings.keep)
+        trainer.strategy.barrier()
+
+    def teardown(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        for number, handler in getattr(self, "handlers", {}).items():
+            signal.signal(number, handler)
+        if hasattr(self, "bar") and trainer.is_global_zero:
+            self.bar.__exit__(None, None, None)
+
+
+def requeued(number: int | None) -> bool:
+    """Ask the cluster to start this job again, if it is a job of SLURM's that was told to leave."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if not job or number in (None, signal.SIGINT) or not shutil.which("scontrol"):
+        return False
+    return subprocess.run(["scontrol", "requeue", job], check=False).returncode == 0
+
+
+def measured_peak(device: torch.device) -> float:
+    """The floating-point operations a second that a large matrix product reaches on a device."""
+    size = 4096 if device.type == "cuda" else 768
+    matrix = torch.randn(size, size, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    best = 0.0
+    for _ in range(5):
+        start = time.perf_counter()
+        float((matrix @ matrix)[0, 0])
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+def peak_memory(device: torch.device) -> float:
+    """The most memory used so far, in gigabytes: the device's, or the process's on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

@@ -1,0 +1,121 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped; complete, verified, or not there.
+
+A checkpoint is a file of tensors and plain numbers and, written after it, a record with its checksum. It is the same
+whether one process or many hold the weights, so that a run may go on with another number of them.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from pipeline.errors import UserError
+from pipeline.files import file_hash, read_json, replacing, write_json
+from pipeline.terminal import warn
+
+FORMAT = 1
+FOLDER = "checkpoints"
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk."""
+
+    path: Path
+    step: int
+    score: float | None
+    """What it was judged by, lower being better; None if it was not validated."""
+    sha256: str
+
+    @property
+    def record(self) -> Path:
+        return self.path.with_suffix(".json")
+
+    def read(self) -> dict[str, Any]:
+        """The state, checked to the last bit; tensors and plain types only."""
+        if file_hash(self.path) != self.sha256:
+            raise UserError(f"{self.path}: damaged, its checksum differs")
+        state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
+        return state
+
+
+def whole_weights(model: nn.Module) -> dict[str, Any]:
+    """Weights by name, gathered from all processes; every process must call it."""
+    return get_model_state_dict(model, options=WHOLE)
+
+
+def whole_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Weights and optimizer state by name, gathered from all processes; every process must call it."""
+    return {
+        "model": whole_weights(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=WHOLE),
+    }
+
+
+def restore(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    """Put weights and optimizer state back, cut for as many processes as there are now."""
+    set_model_state_dict(model, state["model"], options=WHOLE)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=WHOLE)
+
+
+def save(run: Path, state: dict[str, Any], step: int, score: float | None) -> None:
+    """Write a checkpoint: the state first, then the record that vouches for it."""
+    path = run / FOLDER / f"step-{step:08}.pt"
+    with replacing(path) as temporary:
+        torch.save(state, temporary)
+    write_json(path.with_suffix(".json"), {"format": FORMAT, "step": step, "score": score, "sha256": file_hash(path)})
+
+
+def found(run: Path) -> list[Checkpoint]:
+    """The checkpoints of a run, the newest last."""
+    checkpoints = []
+    for record in sorted((run / FOLDER).glob("step-*.json")):
+        try:
+            told = read_json(record)
+            if told["format"] == FORMAT and record.with_suffix(".pt").is_file():
+                checkpoints.append(Checkpoint(record.with_suffix(".pt"), told["step"], told["score"], told["sha256"]))
+        except (UserError, KeyError, TypeError):
+            warn(f"{record}: damaged, passed over")
+    return checkpoints
+
+
+def newest(run: Path) -> tuple[Checkpoint, dict[str, Any]] | None:
+    """The newest checkpoint that is whole, and its state; damaged ones are passed over with a line each."""
+    return next(whole(run), None)
+
+
+def whole(run: Path) -> Iterator[tuple[Checkpoint, dict[str, Any]]]:
+    for checkpoint in reversed(found(run)):
+        try:
+            yield checkpoint, checkpoint.read()
+        except Exception as error:  # torch raises many kinds for a file that is no checkpoint
+            reason = str(error) if isinstance(error, UserError) else f"{checkpoint.path}: cannot be read"
+            warn(f"{reason}; going back to the checkpoint before it")
+
+
+def prune(run: Path, keep: int) -> None:
+    """Delete all but the newest checkpoints and the best, and what interrupted saves left behind."""
+    checkpoints = found(run)
+    judged = [checkpoint for checkpoint in checkpoints if checkpoint.score is not None]
+    best = min(judged, key=lambda checkpoint: (checkpoint.score, -checkpoint.step), default=None)
+    for checkpoint in checkpoints[:-keep]:
+        if checkpoint != best:
+            checkpoint.record.unlink(missing_ok=True)
+            checkpoint.path.unlink(missing_ok=True)
+    known = {path for checkpoint in found(run) for path in (checkpoint.path, checkpoint.record)}
+    for path in (run / FOLDER).iterdir():
+        if path not in known and re.fullmatch(r"\..*\.tmp|step-\d+\.pt", path.name):
+            path.unlink(missing_ok=True)

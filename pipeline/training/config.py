@@ -1,0 +1,207 @@
+"""What can be set about a training job. Light: imported by the command line, never torch."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pipeline.data.config import CorpusConfig, ObjectiveConfig, TokenizerConfig, check_objective
+from pipeline.errors import UserError
+from pipeline.model.config import ModelConfig, resolve
+from pipeline.training.tracking_config import TrackingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """How weights are updated."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """AdamW for all weights, or Muon for the matrices of the blocks and AdamW for the rest."""
+    lr: float = 1e-3
+    """The highest learning rate."""
+    muon_lr: float = 0.02
+    """The highest learning rate of Muon's matrices."""
+    weight_decay: float = 0.1
+    """Decay of matrices; vectors (norms, biases) are never decayed."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the two moments."""
+    epsilon: float = 1e-8
+    """AdamW's term against division by zero."""
+    schedule: Literal["cosine", "linear", "inverse_sqrt", "stable", "constant"] = "cosine"
+    """What follows the warm-up; stable keeps the rate and falls only in the last part of the run."""
+    warmup_steps: int = 100
+    """Steps in which the rate grows to its highest; at most half of the run."""
+    final_share: float = 0.1
+    """The rate at the end of a falling schedule, as a share of the highest."""
+    decay_share: float = 0.2
+    """The last part of a stable schedule, in which the rate falls."""
+    clip: float = 1.0
+    """Gradients longer than this are shortened to it; 0 is off."""
+
+    def __post_init__(self) -> None:
+        if not (self.lr > 0 and self.muon_lr > 0):
+            raise UserError("optim.lr and optim.muon_lr: must be above 0")
+        if min(self.weight_decay, self.warmup_steps, self.clip, self.epsilon) < 0:
+            raise UserError("optim: weight_decay, warmup_steps, clip and epsilon must not be negative")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"optim.betas: {list(self.betas)} must be from 0 up to 1")
+        if not (0 <= self.final_share <= 1 and 0 < self.decay_share <= 1):
+            raise UserError("optim.final_share and optim.decay_share: must be shares from 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """How long to train, on what, and how often to look and to save."""
+
+    max_steps: int | None = None
+    """Optimizer steps; 1000 if neither this nor another limit is set."""
+    max_epochs: float | None = None
+    """Passes over the training text."""
+    max_tokens: int | None = None
+    """Raw tokens to train on."""
+    max_seconds: float | None = None
+    """Stop after so many seconds of training, whatever the step, and make the bundle."""
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    """What to compute on."""
+    devices: int = 1
+    """Processes on this machine, one a device."""
+    num_nodes: int = 1
+    """Machines."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How processes share the work: each with a whole model, or each with a part of it."""
+    precision: Literal["32", "bf16-mixed", "16-mixed"] = "32"
+    """Number format of the matrix products; weights stay in 32 bits."""
+    compile: bool = False
+    """Compile the model first: slower to start, faster afterwards."""
+    recompute: bool = False
+    """Recompute activations in the backward pass: less memory, a third more work."""
+    log_every: int = 10
+    """Steps between rows of metrics."""
+    validate_every: int = 200
+    """Steps between validations."""
+    validation_samples: int = 512
+    """Windows of held-out text to validate on, spread evenly over all of it; 0 is all."""
+    save_every: int = 200
+    """Steps between checkpoints."""
+    keep: int = 2
+    """Newest checkpoints to keep, beside the best."""
+    bad_steps: int = 20
+    """Stop after so many steps in a row without a finite gradient."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """More arguments for Lightning's Trainer, by name."""
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "num_nodes", "log_every", "validate_every", "save_every", "keep", "bad_steps"):
+            if getattr(self, name) < 1:
+                raise UserError(f"trainer.{name}: {getattr(self, name)} must be at least 1")
+        for name in ("max_steps", "max_epochs", "max_tokens", "max_seconds"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"trainer.{name}: {getattr(self, name)} must be above 0")
+        if self.validation_samples < 0:
+            raise UserError(f"trainer.validation_samples: {self.validation_samples} must not be negative")
+
+    @property
+    def processes(self) -> int:
+        """How many processes train together."""
+        return self.devices * self.num_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainDataConfig(CorpusConfig):
+    """The text, the tokenizer, and how it is cut into batches."""
+
+    tokenizer: str | None = None
+    """The folder of a tokenizer; if there is none, one is trained on this corpus for this run."""
+    new_tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """How a tokenizer is trained if none is named."""
+    stores: str | None = None
+    """Where token stores are kept; by default in the cache folder, shared between runs."""
+    sequence_length: int = 256
+    """Raw tokens of a window, for every family."""
+    within_documents: bool = False
+    """Begin a new window with each document instead of running on into the next."""
+    batch_size: int = 32
+    """Windows for each optimizer step, over all devices."""
+    micro_batch_size: int | None = None
+    """Windows that one device computes at a time; by default its whole share of the batch."""
+    loader_workers: int = 0
+    """Processes that make batches; 0 makes them where the model trains."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("sequence_length", "batch_size", "micro_batch_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"data.{name}: {getattr(self, name)} must be at least 1")
+        if self.sequence_length < 2:
+            raise UserError("data.sequence_length: a window needs at least 2 tokens")
+        if self.loader_workers < 0:
+            raise UserError(f"data.loader_workers: {self.loader_workers} must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Pretrain a model on raw text: corpus, tokenizer, store, training, bundle."""
+
+    data: PretrainDataConfig
+    """The text and its batches."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The model."""
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    """What the model learns to predict."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """How weights are updated."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """How long, on what, how often."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    """Weights & Biases."""
+    seed: int = 1
+    """Decides first weights, order of the data, masks and dropout."""
+    run_dir: str | None = None
+    """The folder of this run; by default one below runs/ named by the settings."""
+    init_from: str | None = None
+    """Start from the weights and the tokenizer of a bundle (or of a model of transformers) of the same family."""
+    resume: str | None = None
+    """Go on with the run in this folder; nothing else is needed."""
+    dry_run: bool = False
+    """Print the plan, try one step and one validation batch, and leave nothing behind."""
+
+    def __post_init__(self) -> None:
+        check_objective(self.objective, self.model.family)
+        if self.seed < 0:
+            raise UserError(f"seed: {self.seed} must not be negative")
+        if self.trainer.strategy == "fsdp" and self.optim.name == "muon":
+            raise UserError("optim.name: muon needs whole matrices, which fsdp cuts into parts; use ddp or adamw")
+        if self.init_from is None:
+            model, longest = resolve(self.model), self.data.sequence_length + 1
+            if (model.position == "learned" or model.attention == "low_rank") and longest > model.max_positions:
+                raise UserError(
+                    f"data.sequence_length: {self.data.sequence_length} and a begin token are more than the "
+                    f"model's {model.max_positions} positions; raise model.max_positions or shorten the sequence"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsConfig:
+    """List runs: their state, step, best metric, and how to go on with each."""
+
+    folder: str
+    """A folder with runs in it, or one run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBundleConfig:
+    """Make a bundle of any checkpoint of a run, also while it goes on."""
+
+    run: str
+    """The folder of a run."""
+    step: int | None = None
+    """The step of the checkpoint; the newest by default."""
+    output: str | None = None
+    """Where the bundle goes; by default into the run's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncConfig:
+    """Upload runs that were tracked offline, with their lineage."""
+
+    folders: list[str]
+    """Folders of runs or studies."""

@@ -1,0 +1,118 @@
+"""Lightning's Trainer around a module, from the newest checkpoint to the end, a signal, or an error in one line."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+from pipeline.errors import Stopped, UserError
+from pipeline.terminal import note
+from pipeline.training import checkpoint
+from pipeline.training.callbacks import Keeper, Measure, requeued
+from pipeline.training.config import TrainerConfig
+from pipeline.training.module import Progress, Training
+from pipeline.training.run import Run, rank
+from pipeline.training.tracking import Tracker
+from pipeline.training.tracking_config import TrackingConfig
+
+
+def fit(
+    module: Training,
+    loader: Callable[[int], DataLoader[Any]],
+    run: Run,
+    tracker: Tracker,
+    tracking: TrackingConfig,
+    validate: Measure,
+    sample: Measure,
+) -> dict[str, float]:
+    """Train to the end and return what the last validation found; `loader` makes the batches from a step on."""
+    found = checkpoint.newest(run.path)
+    start, state = (found[0].step, found[1]) if found else (0, None)
+    if rank() == 0:
+        run.cut_back(start)
+        if start:
+            note(f"going on from step {start:,}")
+    if state and start >= module.total_steps:  # it ended between its last step and its bundle
+        module.model.load_state_dict(state["model"])
+        module.progress = Progress(**state["progress"])
+        return run.last_measured()
+    keeper = Keeper(run, state, tracker, tracking.samples_every, validate, sample)
+    trainer = make_trainer(module, keeper)
+    with one_line_memory_errors(module):
+        trainer.fit(module, loader(start))
+    if module.stopping and module.progress.step < module.total_steps:
+        leave(keeper, run)
+    return keeper.measured
+
+
+def make_trainer(module: Training, keeper: Keeper) -> pl.Trainer:
+    """Lightning's Trainer with what is ours to decide decided."""
+    settings = module.settings
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)  # what it has to say we have said in a line
+    warnings.filterwarnings("ignore", module="pytorch_lightning|torch.distributed")
+    torch.set_flush_denormal(True)  # tiny gradients would slow the loss several times
+    strategy: Any = settings.strategy
+    if strategy == "fsdp":
+        from pytorch_lightning.strategies import ModelParallelStrategy
+
+        strategy = ModelParallelStrategy(data_parallel_size=settings.processes, tensor_parallel_size=1)
+    elif strategy == "auto" and settings.processes > 1:
+        strategy = "ddp"
+    try:
+        return pl.Trainer(
+            accelerator=settings.accelerator,
+            devices=settings.devices,
+            num_nodes=settings.num_nodes,
+            strategy=strategy,
+            precision="32-true" if settings.precision == "32" else settings.precision,
+            max_epochs=1,
+            accumulate_grad_batches=module.accumulation,
+            callbacks=[keeper],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            **settings.extra,
+        )
+    except Exception as error:  # whatever Lightning makes of the settings
+        raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
+
+
+def leave(keeper: Keeper, run: Run) -> None:
+    """End a run that was told to stop, and was saved; one process speaks for all."""
+    if rank() == 0:
+        note(f"stopped and saved; go on with: triptych {run.stage} --resume {run.path}")
+    raise Stopped(requeued=rank() != 0 or requeued(keeper.stopped_by))
+
+
+def check_devices(trainer: TrainerConfig) -> None:
+    """Refuse more devices than there are."""
+    gpus = torch.cuda.device_count()
+    on_gpu = trainer.accelerator == "gpu" or (trainer.accelerator == "auto" and gpus > 0)
+    if trainer.accelerator == "mps":
+        available, kind = 1, "such device"
+    else:
+        available, kind = (gpus, "GPUs") if on_gpu else (torch.multiprocessing.cpu_count(), "cores")
+    if trainer.devices > available:
+        raise UserError(f"trainer.devices: {trainer.devices}, but this machine has {available} {kind}")
+
+
+@contextmanager
+def one_line_memory_errors(module: Training) -> Iterator[None]:
+    """Say in one line what to change when memory runs out."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        words = str(error).lower()
+        if not isinstance(error, MemoryError) and "out of memory" not in words and "can't allocate" not in words:
+            raise
+        smaller = max(1, module.micro_batch // 2)
+        raise UserError(
+            f"out of memory with {module.micro_batch} samples at a time; go on with --data.micro_batch_size {smaller}"
+        ) from error

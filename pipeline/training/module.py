@@ -1,0 +1,220 @@
+"""The LightningModules: a gradient that is that of the whole step's (loss sum ÷ count), whatever computes it.
+
+Shapes: B batch, S source tokens, T target tokens, P positions with loss, C width.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from pipeline.bundle import Model
+from pipeline.data.batch import Batch
+from pipeline.data.objectives import IGNORED
+from pipeline.errors import UserError
+from pipeline.model.cost import count_flops
+from pipeline.model.recurrent import Recurrent
+from pipeline.model.transformer import Transformer
+from pipeline.training.config import OptimConfig, TrainerConfig
+from pipeline.training.optim import make_optimizer, rate_share, set_rate
+
+
+@dataclass
+class Progress:
+    """Where a run stands, in plain numbers; saved with every checkpoint."""
+
+    step: int = 0
+    tokens: int = 0
+    """Raw tokens read."""
+    tokens_computed: int = 0
+    """Source and target positions computed."""
+    tokens_loss: int = 0
+    """Positions that carried loss."""
+    flops: float = 0.0
+    seconds: float = 0.0
+    skipped: int = 0
+    """Steps without a finite gradient."""
+    skipped_in_row: int = 0
+    loss_sum: float = 0.0
+    """Since the last row of metrics."""
+    loss_count: int = 0
+    gradient_norm: float = 0.0
+    best: float = math.inf
+
+    def state(self) -> dict[str, int | float]:
+        return asdict(self)
+
+
+class Network(nn.Module):
+    """A model and the loss of a batch, in one forward, so that whatever wraps it sees all of it."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, each: bool = False) -> Tensor:
+        """The summed loss of a batch, or the loss of each position that has one."""
+        states_BTC = self.states(batch)
+        wanted_BT = batch.targets_BT != IGNORED
+        states_PC, targets_P = states_BTC[wanted_BT], batch.targets_BT[wanted_BT]
+        if each:
+            return self.model.head.losses(states_PC, targets_P)
+        if not len(targets_P):  # every weight needs a gradient, or other processes wait for it
+            return 0.0 * self.model.head.loss(states_BTC[:1, 0], batch.targets_BT.new_zeros(1))
+        return self.model.head.loss(states_PC, targets_P)
+
+    def states(self, batch: Batch) -> Tensor:
+        """The states that predict: the decoder's, or an encoder's if it is alone."""
+        memory = None
+        if batch.source_BS is not None:
+            memory = self.model.encode(batch.source_BS, batch.source_real_BS)
+        if batch.inputs_BT is None:
+            assert memory is not None
+            return memory.states_BSC
+        return self.model.decode(batch.inputs_BT, batch.inputs_real_BT, memory, batch.prefix_B)
+
+
+class Training(pl.LightningModule):
+    """One step of any job: seeded dropout, an exact accumulation, a schedule, and no step on a broken gradient."""
+
+    def __init__(
+        self,
+        model: Model,
+        optim: OptimConfig,
+        trainer: TrainerConfig,
+        *,
+        seed: int,
+        total_steps: int,
+        accumulation: int,
+        micro_batch: int,
+        positions: int,
+    ) -> None:
+        super().__init__()
+        self.network = Network(model)
+        self.optim, self.settings, self.seed = optim, trainer, seed
+        self.total_steps, self.accumulation, self.micro_batch = total_steps, accumulation, micro_batch
+        self.positions = positions
+        """About how many positions of a micro-batch carry loss; it keeps 16-bit gradients in range."""
+        self.progress = Progress()
+        self.stopping = False
+        """Set by a signal; all processes agree on it at the end of a step."""
+        self.sharded = False
+        self.pending = np.zeros(5)
+        self.pending_loss: Tensor | float = 0.0
+        if isinstance(model, Recurrent):  # causal pretraining uses its decoder alone
+            for part in (model.encoder, model.bridge, model.attention):
+                if part is not None:
+                    part.requires_grad_(False)
+        for stack in (model.encoder, model.decoder):
+            if stack is not None and isinstance(model, Transformer):
+                stack.recompute = trainer.recompute
+            if stack is not None and trainer.compile:
+                stack.compile()
+
+    @property
+    def model(self) -> Model:
+        return self.network.model
+
+    def configure_model(self) -> None:
+        """Cut the weights into parts, one a process, where the strategy asks for it."""
+        if self.settings.strategy != "fsdp" or self.sharded or self.device_mesh is None:
+            return
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = self.device_mesh["data_parallel"]
+        for stack in (self.model.encoder, self.model.decoder):
+            for block in getattr(stack, "blocks", []):
+                fully_shard(block, mesh=mesh)
+        fully_shard(self.network, mesh=mesh)
+        self.sharded = True
+
+    def configure_optimizers(self) -> Optimizer:
+        return make_optimizer(self.model, self.optim)
+
+    def training_step(self, batch: Batch, number: int) -> Tensor:
+        """The loss of a micro-batch, in a unit that the end of the step sets right."""
+        micro = number % self.accumulation
+        if micro == 0:
+            set_rate(self.trainer.optimizers[0], rate_share(self.optim, self.progress.step, self.total_steps))
+        torch.manual_seed(mixed(self.seed, self.progress.step, micro, self.global_rank))
+        loss: Tensor = self.network(batch)
+        computed = sum(ids.numel() for ids in (batch.source_BS, batch.inputs_BT) if ids is not None)
+        flops = training_flops(self.model, batch)
+        self.pending_loss = self.pending_loss + loss.detach()  # stays on the device, which need not be waited for
+        self.pending += (batch.loss_positions, batch.tokens, computed, flops, self.stopping)
+        return loss / self.positions
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Turn the gradient into that of the mean over all processes and micro-batches; drop it if it is broken."""
+        own = np.array([float(self.pending_loss), *self.pending])
+        self.pending[:], self.pending_loss = 0, 0.0
+        loss, count, tokens, computed, flops, stopping = self.over_all_processes(own)
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        scale = self.positions * self.accumulation * self.trainer.world_size / max(count, 1)
+        norm = total_norm(gradients) * scale
+        done = self.progress
+        done.tokens, done.tokens_computed = done.tokens + int(tokens), done.tokens_computed + int(computed)
+        done.tokens_loss, done.flops = done.tokens_loss + int(count), done.flops + flops
+        self.stopping = stopping > 0
+        done.gradient_norm = norm
+        if math.isfinite(norm) and math.isfinite(loss):
+            shortened = min(1.0, self.optim.clip / (norm + 1e-6)) if self.optim.clip else 1.0
+            torch._foreach_mul_(gradients, scale * shortened)
+            done.loss_sum, done.loss_count = done.loss_sum + loss, done.loss_count + int(count)
+            done.skipped_in_row = 0
+            return
+        for parameter in self.parameters():
+            parameter.grad = None  # the optimizer passes over it
+        done.skipped, done.skipped_in_row = done.skipped + 1, done.skipped_in_row + 1
+        if done.skipped_in_row >= self.settings.bad_steps:
+            raise UserError(
+                f"no finite gradient for {done.skipped_in_row} steps up to step {done.step + 1:,}; the last good "
+                "checkpoint is kept: resume it with a lower optim.lr or another precision"
+            )
+
+    def over_all_processes(self, numbers: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
+        """Sums over all processes."""
+        whole = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        if self.trainer.world_size > 1:
+            torch.distributed.all_reduce(whole)
+        return [float(number) for number in whole]
+
+
+def mixed(*numbers: int) -> int:
+    """One seed from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+def total_norm(gradients: list[Tensor]) -> float:
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def training_flops(model: Model, batch: Batch) -> float:
+    """Operations of a forward and backward pass over a batch, padding included."""
+    source = 0 if batch.source_BS is None else batch.source_BS.shape[1]
+    target = 0 if batch.inputs_BT is None else batch.inputs_BT.shape[1]
+    rows = len(batch.targets_BT)
+    if isinstance(model, Recurrent):
+        return 6.0 * rows * (source + target) * trained_numbers(model)
+    fixed, position = sequence_flops(model, source, target)
+    return float(rows * fixed + batch.loss_positions * position)
+
+
+@lru_cache(maxsize=64)
+def sequence_flops(model: Transformer, source: int, target: int) -> tuple[int, int]:
+    """Of a sequence without its vocabulary projection, and of that for one position."""
+    count = count_flops(model.architecture, model.vocab_size, source, target, 1)
+    return count.training - 3 * count.vocabulary, 3 * count.vocabulary
+
+
+@lru_cache(maxsize=4)
+def trained_numbers(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

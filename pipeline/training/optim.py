@@ -1,0 +1,147 @@
+"""Optimizers, each weight in exactly one group, and learning rates as pure functions of the step."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.adamw import adamw
+
+from pipeline.training.config import OptimConfig
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
+    """AdamW, or Muon for the matrices of the blocks and AdamW for everything else."""
+    groups = parameter_groups(model, config)
+    if config.name == "muon":
+        return Muon(groups, betas=config.betas, eps=config.epsilon)
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in model.parameters())
+    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=fused)
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """Matrices decay and vectors do not; with Muon the matrices of the blocks are a group of their own."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    matrices: list[Tensor] = []
+    decayed: list[Tensor] = []
+    plain: list[Tensor] = []
+    for name, parameter in trained.items():
+        if config.name == "muon" and parameter.dim() == 2 and ".blocks." in name:
+            matrices.append(parameter)
+        else:
+            (decayed if parameter.dim() >= 2 else plain).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "peak": config.muon_lr, "weight_decay": config.weight_decay, "muon": True},
+        {"params": decayed, "peak": config.lr, "weight_decay": config.weight_decay, "muon": False},
+        {"params": plain, "peak": config.lr, "weight_decay": 0.0, "muon": False},
+    ]
+    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(grouped) == sorted(map(id, trained.values())), "a weight in no group, or in two"
+    return [group | {"lr": group["peak"]} for group in groups if group["params"]]
+
+
+def set_rate(optimizer: Optimizer, share: float) -> None:
+    """Set every group to a share of its highest learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * share
+
+
+def rate_share(config: OptimConfig, step: int, total: int) -> float:
+    """The learning rate of a step, counted from 0, as a share of the highest; never 0 before the end."""
+    warmup = min(config.warmup_steps, total // 2)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    past = (step - warmup) / max(1, total - warmup)  # 0 after the warm-up, below 1 at the last step
+    falling: dict[str, Callable[[float], float]] = {
+        "cosine": lambda part: (1 + math.cos(math.pi * part)) / 2,
+        "linear": lambda part: 1 - part,
+        "stable": lambda part: min(1.0, (1 - part) / config.decay_share),
+    }
+    if config.schedule in falling:
+        return config.final_share + (1 - config.final_share) * falling[config.schedule](past)
+    if config.schedule == "inverse_sqrt":
+        return math.sqrt(max(warmup, 1) / max(step, warmup, 1))
+    return 1.0
+
+
+class Muon(Optimizer):
+    """Momentum made orthogonal for matrices (Jordan et al. 2024), AdamW for the groups that are not marked `muon`.
+
+    The library's Muon orthogonalises in bfloat16, which is slow without hardware for it; this one takes the number
+    format of the machine.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        betas: tuple[float, float],
+        eps: float,
+        momentum: float = 0.95,
+        iterations: int = 5,
+    ) -> None:
+        super().__init__(groups, {"betas": betas, "eps": eps, "momentum": momentum, "iterations": iterations})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every weight that has a gradient."""
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["muon"]:
+                self.update_matrices(parameters, group)
+            elif parameters:
+                self.update_rest(parameters, group)
+        return result
+
+    def update_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            state = self.state[parameter]
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter)
+            state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
+            ahead = parameter.grad.lerp(state["momentum"], group["momentum"])  # Nesterov
+            rows, columns = parameter.shape
+            update = orthogonal(ahead, group["iterations"]) * max(1.0, rows / columns) ** 0.5
+            parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
+
+    def update_rest(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for parameter in parameters:
+            state = self.state[parameter]
+            if not state:
+                state["step"] = torch.tensor(0.0, device=parameter.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        states = [self.state[parameter] for parameter in parameters]
+        beta1, beta2 = group["betas"]
+        adamw(
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=parameters[0].device.type in ("cpu", "cuda"),
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def orthogonal(matrix: Tensor, iterations: int) -> Tensor:
+    """About the nearest matrix with singular values of one, by Newton and Schulz's iteration."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    x: Tensor = (matrix.mT if tall else matrix).to(torch.bfloat16 if matrix.is_cuda else torch.float32)
+    x = x / (x.norm() + 1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return (x.mT if tall else x).to(matrix.dtype)

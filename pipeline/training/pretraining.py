@@ -1,0 +1,258 @@
+"""Pretraining from raw text to a bundle: the material, the training, and what is handed on."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.bundle import Bundle, Model, load_bundle, make_model, save_bundle
+from pipeline.configuration import build
+from pipeline.data.catalogue import cache
+from pipeline.data.corpus import Corpus, scan
+from pipeline.data.datamodule import Share, Steps
+from pipeline.data.inspection import print_splits
+from pipeline.data.store import Store, prepare_store
+from pipeline.data.windows import Windows
+from pipeline.errors import UserError
+from pipeline.files import fingerprint
+from pipeline.model.config import resolve
+from pipeline.terminal import note, progress
+from pipeline.tokenizer import Tokenizer, train
+from pipeline.training import checkpoint, tracking
+from pipeline.training.config import PretrainConfig
+from pipeline.training.fit import check_devices, fit
+from pipeline.training.job import Job, total_steps
+from pipeline.training.module import Training, trained_numbers
+from pipeline.training.run import Run, opened, rank
+from pipeline.training.tracking import Input
+from pipeline.training.validation import take_samples, validate
+
+
+def pretrain(config: PretrainConfig) -> Path:
+    """Do the whole job and return the bundle's folder; a run that was stopped goes on, a finished one is left alone."""
+    with opened(config, f"pretrain-{config.model.family}-{config.model.size}") as run:
+        if run.finished:
+            note(f"{run.path}: finished before")
+            return run.bundle
+        job = make_job(config, run)
+        if rank() == 0:
+            note(job.plan())
+            run.prepared(**run.material | {"steps": job.total_steps})
+        train_job(job, run)
+    return run.bundle
+
+
+def try_out(config: PretrainConfig) -> None:
+    """Show the plan and prove that a step and a validation work, in a folder that is deleted afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        once = replace(
+            config,
+            dry_run=False,
+            resume=None,
+            run_dir=f"{folder}/run",
+            tracking=replace(config.tracking, mode="disabled", samples_every=0),
+        )
+        with opened(once, "dry-run") as run:
+            job = make_job(once, run)
+            note(job.plan())
+            micro = job.share.micro_batch * job.share.processes
+            short = replace(once, trainer=replace(once.trainer, max_steps=1, validation_samples=micro))
+            train_job(make_job(short, run), run)
+        note("dry run: one step and one validation batch work; nothing was kept")
+
+
+# --- Material ----------------------------------------------------------------------------------------------------
+
+
+def make_material(config: PretrainConfig, run: Run) -> tuple[Tokenizer, Store]:
+    """The tokenizer and the token store of a run; process 0 makes them, the others wait."""
+    folder = run.path / "tokenizer"
+    if rank() == 0 and not is_material(run):
+        if config.init_from or config.data.tokenizer:
+            start_tokenizer(config).save(folder)
+        corpus = scan(config.data)
+        print_splits(corpus)
+        if not (folder / "meta.json").is_file():
+            train_tokenizer_for(config, corpus, folder)
+        stores = Path(config.data.stores) if config.data.stores else cache() / "stores"
+        run.prepared(store=str(prepare_store(corpus, folder, stores).path.resolve()), corpus=corpus.fingerprint)
+    while not run.material:
+        time.sleep(0.2)
+    tokenizer = Tokenizer.load(folder)
+    return tokenizer, Store.open(Path(run.material["store"]), tokenizer.fingerprint)
+
+
+def is_material(run: Run) -> bool:
+    """Whether tokenizer and store were made before and are still there; the corpus is not read again then."""
+    return bool(run.material) and (Path(run.material["store"]) / "manifest.json").is_file()
+
+
+def start_tokenizer(config: PretrainConfig) -> Tokenizer:
+    """The tokenizer that is named, or that of the bundle to start from."""
+    if config.init_from is None:
+        assert config.data.tokenizer is not None
+        return Tokenizer.load(config.data.tokenizer)
+    tokenizer = start_bundle(config.init_from).tokenizer
+    if config.data.tokenizer and Tokenizer.load(config.data.tokenizer).fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"data.tokenizer: {config.data.tokenizer} is not the tokenizer of {config.init_from}; leave it out"
+        )
+    return tokenizer
+
+
+def train_tokenizer_for(config: PretrainConfig, corpus: Corpus, folder: Path) -> None:
+    with progress("counting words", corpus.bytes("train"), "bytes") as advance:
+
+        def texts() -> Iterator[str]:
+            for text in corpus.texts("train"):
+                yield text
+                advance(len(text.encode()))
+
+        train(texts(), config.data.new_tokenizer, corpus.fingerprint).save(folder)
+
+
+def start_bundle(source: str) -> Bundle:
+    """A bundle, or a model of transformers as one."""
+    if (Path(source) / "meta.json").is_file():
+        return load_bundle(Path(source))
+    from pipeline.model.huggingface import import_model
+
+    return import_model(source)
+
+
+def start_model(config: PretrainConfig, vocab_size: int) -> Model:
+    """A new model, the same for the same seed; or that of a bundle."""
+    if config.init_from is None:
+        torch.manual_seed(config.seed)
+        return make_model(resolve(config.model), vocab_size)
+    model = start_bundle(config.init_from).model
+    if model.architecture.family != config.model.family:
+        raise UserError(
+            f"init_from: {config.init_from} is of family {model.architecture.family}, model.family is "
+            f"{config.model.family}; pretraining goes on within a family"
+        )
+    return model.train()
+
+
+# --- The job ---------------------------------------------------------------------------------------------------------
+
+
+def make_job(config: PretrainConfig, run: Run) -> Job:
+    """Make everything that a run needs; mistakes show here, before anything is trained."""
+    check_devices(config.trainer)
+    if config.init_from:
+        start_model(config, 0)  # a mistake here should not cost a reading of the corpus
+    tokenizer, store = make_material(config, run)
+    data, trainer = config.data, config.trainer
+    windows = Windows(store.stream("train"), data.sequence_length, within_documents=data.within_documents)
+    if data.batch_size > len(windows):
+        raise UserError(
+            f"data.batch_size: {data.batch_size} windows of {data.sequence_length} tokens, but the training text has "
+            f"only {len(windows)}; use a smaller batch or more text"
+        )
+    own = -(-data.batch_size // trainer.processes)
+    share = Share(rank(), trainer.processes, min(data.micro_batch_size or own, own))
+    steps = Steps(len(windows), data.batch_size, config.seed)
+    total = total_steps(trainer, steps, len(store.stream("train")))
+    job = Job(config, tokenizer, store, start_model(config, tokenizer.vocab_size), steps, share, total)
+    job.first_batch()  # an objective that the tokenizer lacks tokens for fails here
+    return job
+
+
+def train_job(job: Job, run: Run) -> None:
+    """Train, measure, and write the bundle."""
+    module = job.training()
+    tracker = start_tracking(job, run)
+    finished = False
+    try:
+        measured = fit(
+            module,
+            job.loader,
+            run,
+            tracker,
+            job.config.tracking,
+            validate=lambda: validate(job, module),
+            sample=lambda: take_samples(job, module, run, tracker),
+        )
+        write_bundle(job, module, measured, run, tracker)
+        finished = True
+    finally:
+        tracker.finish(0 if finished else 1)
+
+
+def start_tracking(job: Job, run: Run) -> tracking.Tracker:
+    """Begin to track, in process 0 alone."""
+    config = job.config
+    facts = {
+        "stage": "pretrain",
+        "family": config.model.family,
+        "objective": job.objective_words(),
+        "preset": config.model.preset,
+        "size": config.model.size,
+        "parameters": trained_numbers(job.model),
+        "seed": config.seed,
+        "dataset": ", ".join(config.data.corpus),
+    }
+    inputs = [Input("corpus", "corpus", job.store.corpus), Input("tokenizer", "tokenizer", job.tokenizer.fingerprint)]
+    return tracking.start(
+        config.tracking,
+        run.path,
+        job="pretrain",
+        name=run.path.name,
+        settings=asdict(config),
+        facts=facts,
+        inputs=inputs,
+        enabled=rank() == 0,
+    )
+
+
+def write_bundle(job: Job, module: Training, measured: dict[str, float], run: Run, tracker: tracking.Tracker) -> None:
+    """Hand on what was learnt; every process takes part in gathering it."""
+    weights = checkpoint.whole_weights(module.model)
+    if rank() != 0:
+        return
+    model = make_model(job.model.architecture, job.model.vocab_size)
+    model.load_state_dict(weights)
+    meta = bundle_meta(job, run, module.progress.step, measured)
+    save_bundle(Bundle(model, job.tokenizer, meta), run.bundle)
+    tracker.summary({f"final/{key}": value for key, value in measured.items()})
+    tracker.artifact(f"{run.path.name}-bundle", "model", run.bundle, {"step": module.progress.step})
+
+
+def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:
+    """Make a bundle of a checkpoint, the newest or that of a step, without disturbing the run."""
+    run = Run(folder)
+    found = {saved.step: saved for saved in checkpoint.found(folder)}
+    if not found:
+        raise UserError(f"{folder}: no checkpoint in it; name the folder of a run that has saved one")
+    chosen = found.get(max(found) if step is None else step)
+    if chosen is None:
+        raise UserError(f"{folder}: no checkpoint of step {step}; there are {', '.join(map(str, sorted(found)))}")
+    config = build(PretrainConfig, [folder / "config.yaml"], {})
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    model = start_model(config, tokenizer.vocab_size)
+    model.load_state_dict(chosen.read()["model"])
+    measured = {} if chosen.score is None else {"val/loss": chosen.score}
+    meta = {"stage": "pretrain", "step": chosen.step, "run": folder.name, "metrics": measured, **run.material}
+    target = output or folder / f"bundle-{chosen.step:08}"
+    save_bundle(Bundle(model, tokenizer, meta), target)
+    return target
+
+
+def bundle_meta(job: Job, run: Run, step: int, measured: dict[str, float]) -> dict[str, Any]:
+    """Where a bundle comes from."""
+    objective = job.examples.objective
+    return {
+        "stage": "pretrain",
+        "step": step,
+        "corpus_fingerprint": job.store.corpus,
+        "objective": list(objective.schedule) or [objective.name],
+        "config_fingerprint": fingerprint(asdict(job.config)),
+        "parent": job.config.init_from,
+        "run": run.path.name,
+        "metrics": measured,
+    }

@@ -1,0 +1,432 @@
+"""Weights & Biases: runs, axes, artifacts and lineage; nothing else talks to wandb.
+
+Every start of a job writes one folder below RUN_DIR/wandb, online or offline; all folders of a run directory carry the
+same run id, so that a resumed job goes on where it stopped. A folder with a `.synced` file is wholly at the server.
+"""
+
+import fcntl
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from pipeline.errors import UserError
+from pipeline.files import read_json, write_json
+from pipeline.terminal import note, warn
+from pipeline.training.tracking_config import TrackingConfig
+
+if TYPE_CHECKING:
+    import wandb
+
+AXES = ("tokens", "flops", "seconds", "trainer/step")
+PATIENCE_SECONDS = 5
+"""How long to wait for an answer before the server counts as away."""
+FINISH_SECONDS = 8
+"""How long to upload what is left at the end of a job; `sync` uploads the rest."""
+UPLOAD_SECONDS = 300
+"""How long a resumed job may upload what an earlier part of it left; then it goes on offline."""
+LOG_HEADER_BYTES = 7
+"""A log of this size holds nothing: the server refused the run."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """An artifact that a job was made from; `version` is one of its aliases, such as a fingerprint."""
+
+    name: str
+    kind: str
+    version: str
+
+
+def start(
+    config: TrackingConfig,
+    run_dir: Path,
+    *,
+    job: str,
+    name: str,
+    settings: dict[str, Any],
+    facts: dict[str, Any],
+    inputs: list[Input],
+    enabled: bool = True,
+) -> "Tracker":
+    """Begin to record a job, or go on recording it; whatever W&B does, this returns a tracker."""
+    mode = os.environ.get("WANDB_MODE", "auto") if config.mode == "auto" else config.mode
+    if not enabled or mode == "disabled":
+        return Tracker()
+    run_dir = run_dir.resolve()
+    try:
+        prepare(run_dir)
+        record = open_record(run_dir, config, inputs)
+        arguments = {
+            "id": record["id"],
+            "project": record["project"],
+            "entity": record["entity"],
+            "group": config.group,
+            "name": config.name or name,
+            "job_type": job,
+            "tags": config.tags,
+            "config": settings | facts | {"git_commit": git_commit()},
+            "resume": "allow",
+            "dir": run_dir,
+        }
+        lock = hold_lock(run_dir)
+        return Tracker(open_run(arguments, mode), arguments, lock)
+    except Exception as error:  # tracking never stops training
+        warn(f"W&B: this run is not tracked ({one_line(error)})")
+        return Tracker()
+
+
+class Tracker:
+    """A run at W&B, or none; no method raises, and none waits for the server but `finish`, for some seconds."""
+
+    def __init__(
+        self, run: "wandb.Run | None" = None, arguments: dict[str, Any] | None = None, lock: TextIO | None = None
+    ) -> None:
+        self.run = run
+        self.arguments = arguments or {}
+        self.lock = lock
+        self.final: dict[str, Any] = {}
+        self.unsent: list[Callable[[wandb.Run], None]] = []
+        self.warned: set[str] = set()
+        if run:
+            # Tables and artifacts ask the server before they return: a server that is away would hold up training.
+            self.worker = ThreadPoolExecutor(max_workers=1)
+            self.worker.submit(self.declare_inputs)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log one row; W&B's own step only counts rows, since a resumed job repeats some and W&B drops steps it had."""
+        with self.forgiving("metrics"):
+            if self.run:
+                self.run.log({**metrics, "trainer/step": step})
+
+    def image(self, key: str, path: Path, step: int, caption: str | None = None) -> None:
+        """Log a picture."""
+        with self.forgiving("an image"):
+            if self.run:
+                import wandb
+
+                self.run.log({key: wandb.Image(str(path), caption=caption), "trainer/step": step})
+
+    def table(self, key: str, header: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """Log a table, such as samples of text."""
+
+        def deliver(run: "wandb.Run") -> None:
+            import wandb
+
+            table = wandb.Table(columns=list(header), data=[list(row) for row in rows])
+            run.log({key: table, "trainer/step": step})
+
+        self.in_background("a table", deliver)
+
+    def artifact(
+        self,
+        name: str,
+        kind: str,
+        files: Path | Sequence[Path],
+        metadata: dict[str, Any] | None = None,
+        aliases: Sequence[str] = (),
+    ) -> None:
+        """Hand on a folder or files, which must not change any more; an `Input` finds them by name and alias."""
+
+        def deliver(run: "wandb.Run") -> None:
+            import wandb
+
+            artifact = wandb.Artifact(name, kind, metadata=metadata)
+            for path in [files] if isinstance(files, Path) else files:
+                # What lies in the run directory stays there: a copy of every bundle would only fill the disk.
+                policy: Any = "immutable" if path.resolve().is_relative_to(self.arguments["dir"]) else "mutable"
+                add = artifact.add_dir if path.is_dir() else artifact.add_file
+                add(str(path), policy=policy, skip_cache=True)
+            logged = run.log_artifact(artifact, aliases=["latest", *aliases])
+            if not run.offline:
+                wait_for(logged)
+
+        self.in_background("an artifact", deliver)
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Set the numbers that stand for the whole run: flat keys such as best/… and final/…"""
+        with self.forgiving("the summary"):
+            self.final |= values
+            if self.run:
+                self.run.summary.update(dict(values))
+
+    def finish(self, exit_code: int = 0) -> None:
+        """End the run; what is not uploaded within seconds stays on disk, and one line says how to upload it."""
+        if not self.run:
+            return
+        online, segment = not self.run.offline, Path(self.run.dir).parent
+        self.worker.submit(self.retry)
+        self.worker.shutdown()
+        complete = not self.unsent
+        with self.forgiving("the end of the run"):
+            try:
+                self.run.finish(exit_code)
+                if online:
+                    mark_synced(segment)
+            except TimeoutError:
+                complete = False
+            if self.unsent:
+                self.keep_unsent(exit_code)
+            import wandb
+
+            wandb.teardown()  # only now an offline run is wholly on disk
+        if online and not complete:
+            note(
+                f"W&B: the server is away, so a part is only on disk; to upload: triptych sync {self.arguments['dir']}"
+            )
+        self.run = None
+        if self.lock:
+            self.lock.close()
+
+    def in_background(self, what: str, deliver: Callable[["wandb.Run"], None]) -> None:
+        if self.run:
+            self.worker.submit(self.attempt, what, deliver)
+
+    def attempt(self, what: str, deliver: Callable[["wandb.Run"], None]) -> None:
+        with self.forgiving(what):
+            assert self.run
+            if self.run.offline:
+                deliver(self.run)
+                return
+            try:
+                require_server()
+                deliver(self.run)
+            except Exception:
+                self.unsent.append(deliver)
+                raise
+
+    def retry(self) -> None:
+        """Offer again what the server did not take."""
+        unsent, self.unsent = self.unsent, []
+        for deliver in unsent:
+            self.attempt("an artifact or table", deliver)
+
+    def keep_unsent(self, exit_code: int) -> None:
+        """Write what the server did not take as an offline part of the same run: online, wandb keeps no copy of it."""
+        run = init(self.arguments, mode="offline")
+        for deliver in self.unsent:
+            deliver(run)
+        run.summary.update(self.final)
+        run.finish(exit_code)
+
+    def declare_inputs(self) -> None:
+        with self.forgiving("an input"):
+            if self.run and not self.run.offline:
+                declare_inputs(self.arguments["dir"])
+
+    @contextmanager
+    def forgiving(self, what: str) -> Iterator[None]:
+        """Turn any failure of W&B into one warning for each kind of thing."""
+        try:
+            yield
+        except Exception as error:
+            if what not in self.warned:
+                self.warned.add(what)
+                warn(f"W&B: {what} could not be sent ({one_line(error)}); training goes on")
+
+
+def sync(folder: Path) -> None:
+    """Upload every run below a folder that is not wholly at W&B, then add the artifacts that runs were made from."""
+    run_dirs = [record.parent.parent for record in sorted(folder.rglob("wandb/run.json"))]
+    if not run_dirs:
+        raise UserError(f"{folder}: no tracked run here or below; give a run or study directory")
+    prepare(run_dirs[0].resolve())
+    require_key()
+    require_server()
+    finished = [run_dir for run_dir in run_dirs if not running(run_dir)]
+    for run_dir in finished:
+        segments = unsynced(run_dir)
+        if segments:
+            upload(segments)
+            note(f"W&B: {run_dir} is uploaded")
+    for run_dir in finished:  # after all uploads: one run's input is another's artifact
+        declare_inputs(run_dir)
+
+
+def prepare(run_dir: Path) -> None:
+    """Import wandb with files in the run directory, short waits and nothing said: what people read is our own lines."""
+    os.environ["WANDB_DATA_DIR"] = str(run_dir / "wandb" / "staged")
+    os.environ.setdefault("WANDB_HTTP_TIMEOUT", str(PATIENCE_SECONDS))
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    wandb.finish()  # of a job that failed before in this process
+    wandb.setup(settings=wandb.Settings(silent=True, mode="online"))
+
+
+def open_run(arguments: dict[str, Any], mode: str) -> "wandb.Run":
+    """Open the run online where that is wanted and works, else offline with a line that says why and how to upload."""
+    reason = "as asked"
+    if mode != "offline":
+        import wandb
+
+        try:
+            require_key()
+            require_server()
+            if earlier := unsynced(arguments["dir"]):
+                upload(earlier, timeout=UPLOAD_SECONDS)  # first, or its rows would come after those of this job
+            return init(arguments, mode="online")
+        except Exception as error:
+            reason = one_line(error)
+            wandb.teardown()  # without it the run's id counts as in use
+            prepare(arguments["dir"])
+    note(f"W&B: offline ({reason}); to upload the run later: triptych sync {arguments['dir']}")
+    return init(arguments, mode="offline")
+
+
+def init(arguments: dict[str, Any], mode: Literal["online", "offline"]) -> "wandb.Run":
+    import wandb
+
+    settings = wandb.Settings(
+        console="off",
+        silent=True,
+        init_timeout=2 * PATIENCE_SECONDS,
+        finish_timeout=FINISH_SECONDS,
+        finish_timeout_raises=True,
+        x_transaction_log_flush_interval=0.5,  # what a killed process loses, in seconds
+    )
+    run = wandb.init(**arguments, mode=mode, settings=settings)
+    for axis in AXES:
+        run.define_metric(axis)
+    for metrics in ("train/*", "val/*"):
+        run.define_metric(metrics, step_metric="tokens")
+    if mode == "online":
+        run._public_api()  # made at the first artifact otherwise, which then fails if the server is away
+    return run
+
+
+def open_record(run_dir: Path, config: TrackingConfig, inputs: list[Input]) -> dict[str, Any]:
+    """Read or make the file that keeps the run's id, and the artifacts it was made from until the server knows them."""
+    path = record_path(run_dir)
+    fresh: dict[str, Any] = {
+        "id": uuid.uuid4().hex[:12],
+        "project": config.project,
+        "entity": config.entity,
+        "inputs": [],
+    }
+    record = read_json(path) if path.exists() else fresh
+    known = [(given["name"], given["kind"], given["version"]) for given in record["inputs"]]
+    record["inputs"] += [asdict(given) | {"declared": False} for given in inputs if astuple(given) not in known]
+    write_json(path, record)
+    return record
+
+
+def declare_inputs(run_dir: Path) -> None:
+    """Tell the server what the run was made from; what it does not have yet stays for the next `sync`."""
+    import wandb
+
+    record = read_json(record_path(run_dir))
+    for given in record["inputs"]:
+        if given["declared"]:
+            continue
+        name = server_path(record, f"{given['name']}:{given['version']}")
+        try:
+            api = wandb.Api()
+            api.run(server_path(record, record["id"])).use_artifact(api.artifact(name, type=given["kind"]))
+            given["declared"] = True
+        except Exception as error:
+            note(f"W&B: {name} is not an input of {run_dir} yet ({one_line(error)})")
+    write_json(record_path(run_dir), record)
+
+
+def require_key() -> None:
+    import wandb
+
+    if not wandb.login(prompt=False, verify=False):
+        raise UserError("no W&B key: set WANDB_API_KEY or run `wandb login`")
+
+
+def require_server() -> None:
+    import wandb
+
+    url = wandb.setup().settings.base_url
+    try:
+        urllib.request.urlopen(f"{url}/healthz", timeout=PATIENCE_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        if error.code >= 500:
+            raise UserError(f"the W&B server {url} answers with error {error.code}; try later") from error
+    except OSError as error:
+        raise UserError(f"the W&B server {url} does not answer; try later") from error
+
+
+def wait_for(artifact: "wandb.Artifact") -> None:
+    """Wait until the server has an artifact, however long that takes while the server is there."""
+    from wandb.sdk.artifacts.exceptions import WaitTimeoutError
+
+    while True:
+        try:
+            artifact.wait(timeout=PATIENCE_SECONDS)
+            return
+        except WaitTimeoutError:
+            require_server()
+
+
+def unsynced(run_dir: Path) -> list[Path]:
+    """The parts of a run that are not wholly at the server, oldest first."""
+    logs = [log for log in run_dir.glob("wandb/*run-*/*.wandb") if not synced_mark(log).exists()]
+    begun = [log.parent for log in logs if log.stat().st_size > LOG_HEADER_BYTES]
+    return sorted(begun, key=lambda segment: segment.name.removeprefix("offline-"))
+
+
+def upload(segments: list[Path], timeout: float | None = None) -> None:
+    command = [sys.executable, "-m", "wandb", "sync", "--include-online", *map(str, segments)]
+    environment = os.environ | {"WANDB_MODE": "online"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{segments[0]}: the upload takes too long") from error
+    if any(not synced_mark(log).exists() for segment in segments for log in segment.glob("*.wandb")):
+        raise UserError(f"{segments[0]}: not uploaded ({one_line(done.stderr or done.stdout)})")
+
+
+def mark_synced(segment: Path) -> None:
+    for log in segment.glob("*.wandb"):
+        synced_mark(log).touch()
+
+
+def synced_mark(log: Path) -> Path:
+    """The file by which `wandb sync` knows that a log is uploaded."""
+    return log.with_suffix(".wandb.synced")
+
+
+def record_path(run_dir: Path) -> Path:
+    return run_dir / "wandb" / "run.json"
+
+
+def server_path(record: dict[str, Any], name: str) -> str:
+    return "/".join(part for part in (record["entity"], record["project"], name) if part)
+
+
+def hold_lock(run_dir: Path) -> TextIO:
+    """Keep others from uploading a run that still goes on; the lock ends with the process, however that ends."""
+    lock = (run_dir / "wandb" / ".lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
+def running(run_dir: Path) -> bool:
+    try:
+        hold_lock(run_dir).close()
+    except BlockingIOError:
+        note(f"W&B: {run_dir} still runs; sync it when it has ended")
+        return True
+    return False
+
+
+def git_commit() -> str | None:
+    from pipeline import bundle  # here, since it brings torch, which `sync` does not need
+
+    return bundle.git_commit()
+
+
+def one_line(error: object) -> str:
+    """The last line that an error says."""
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
