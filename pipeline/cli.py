@@ -73,6 +73,18 @@ COMMANDS: dict[str, Command] = {
         "pretrain",
         "triptych pretrain --config configs/pretrain/decoder.yaml --data.corpus my-novels/",
     ),
+    "generate": Command(
+        "model.config:GenerateConfig",
+        "generate",
+        'triptych generate runs/mine/bundle "It was a dark night" --max_new_tokens 60 --temperature 0.8 --seed 1',
+        ("bundle", "prompt"),
+    ),
+    "attention": Command(
+        "model.config:AttentionConfig",
+        "draw_attention",
+        'triptych attention runs/mine/bundle "It was a <mask> night" --output maps',
+        ("bundle", "text"),
+    ),
     "runs": Command("training.config:RunsConfig", "list_runs", "triptych runs runs", ("folder",)),
     "bundle": Command(
         "training.config:RunBundleConfig", "bundle_run", "triptych bundle runs/mine --step 2000", ("run",)

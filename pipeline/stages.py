@@ -23,7 +23,7 @@ from pipeline.data.sources import sources
 from pipeline.data.store import prepare_store
 from pipeline.errors import UserError
 from pipeline.files import write_text
-from pipeline.model.config import ExportConfig, ImportConfig
+from pipeline.model.config import AttentionConfig, ExportConfig, GenerateConfig, ImportConfig
 from pipeline.terminal import note, print_table, progress, say
 from pipeline.tokenizer import Tokenizer, measure, special_tokens, train
 from pipeline.training.config import PretrainConfig, RunBundleConfig, RunsConfig, SyncConfig
@@ -96,6 +96,22 @@ def pretrain(config: PretrainConfig) -> None:
     bundle = pretraining.pretrain(config)
     if rank() == 0:
         say(str(bundle))
+
+
+def generate(config: GenerateConfig) -> None:
+    """Print what a model writes."""
+    from pipeline.inference import write_on
+
+    for text in write_on(config):
+        say(text)
+
+
+def draw_attention(config: AttentionConfig) -> None:
+    """Draw attention and print the pictures' names."""
+    from pipeline.inference import draw_attention
+
+    for path in draw_attention(config):
+        say(str(path))
 
 
 def list_runs(config: RunsConfig) -> None:

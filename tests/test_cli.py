@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_example_of_every_command_can_be_parsed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = cli.COMMANDS[name].example.split()[1:]
+    words = shlex.split(cli.COMMANDS[name].example)[1:]
     assert run(*words, "--print_config") == 0
     assert capsys.readouterr().err == ""
 

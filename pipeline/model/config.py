@@ -352,3 +352,27 @@ class ExportConfig:
     """The folder of a bundle."""
     folder: str
     """Where the files for transformers go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig(GenerationConfig):
+    """Let a bundle write on from a prompt, or answer a source."""
+
+    bundle: str
+    """The folder of a bundle."""
+    prompt: str
+    """The text to go on from, or the source of an encoder-decoder; special tokens such as <extra_id_0> are such."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Draw where every layer and head of a bundle looks while it reads a text."""
+
+    bundle: str
+    """The folder of a bundle."""
+    text: str
+    """What is read; special tokens such as <mask> count as such."""
+    target: str | None = None
+    """What the decoder of an encoder-decoder reads."""
+    output: str
+    """The folder for the pictures, one a layer."""

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from pipeline.training.tracking import Tracker
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 Measure = Callable[[], dict[str, float]]
+Routines = Sequence[tuple[int, Measure]]  # every so many steps, and at the end; never if 0
 
 
 class Keeper(pl.Callback):
@@ -33,12 +34,11 @@ class Keeper(pl.Callback):
         run: Run,
         state: dict[str, Any] | None,
         tracker: Tracker,
-        samples_every: int,
         validate: Measure,
-        sample: Measure,
+        routines: Routines = (),
     ) -> None:
-        self.run, self.state, self.tracker, self.samples_every = run, state, tracker, samples_every
-        self.validate, self.sample = validate, sample
+        self.run, self.state, self.tracker = run, state, tracker
+        self.validate, self.routines = validate, routines
         self.stopped_by: int | None = None
         self.measured: dict[str, float] = {}
         """What the last validation found."""
@@ -87,8 +87,9 @@ class Keeper(pl.Callback):
             if trainer.is_global_zero:
                 words = ", ".join(f"{key} {value:.4f}" for key, value in self.measured.items())
                 note(f"step {done.step:,}: {words}")
-        if self.samples_every and (done.step % self.samples_every == 0 or last):
-            self.write(trainer, done, self.sample())
+        for every, routine in self.routines:
+            if every and (done.step % every == 0 or last):
+                self.write(trainer, done, routine())
         if done.step % settings.save_every == 0 or last or module.stopping:
             self.save(trainer, module)
         trainer.should_stop = last or module.stopping
@@ -117,7 +118,7 @@ class Keeper(pl.Callback):
         return self.peak
 
     def write(self, trainer: pl.Trainer, done: Progress, metrics: dict[str, float]) -> None:
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or not metrics:
             return
         axes = {"tokens": done.tokens, "flops": done.flops, "seconds": round(done.seconds, 3)}
         counts = {"tokens_computed": done.tokens_computed, "tokens_loss": done.tokens_loss}

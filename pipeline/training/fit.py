@@ -13,12 +13,11 @@ from torch.utils.data import DataLoader
 from pipeline.errors import Stopped, UserError
 from pipeline.terminal import note
 from pipeline.training import checkpoint
-from pipeline.training.callbacks import Keeper, Measure, requeued
+from pipeline.training.callbacks import Keeper, Measure, Routines, requeued
 from pipeline.training.config import TrainerConfig
 from pipeline.training.module import Progress, Training
 from pipeline.training.run import Run, rank
 from pipeline.training.tracking import Tracker
-from pipeline.training.tracking_config import TrackingConfig
 
 
 def fit(
@@ -26,9 +25,8 @@ def fit(
     loader: Callable[[int], DataLoader[Any]],
     run: Run,
     tracker: Tracker,
-    tracking: TrackingConfig,
     validate: Measure,
-    sample: Measure,
+    routines: Routines = (),
 ) -> dict[str, float]:
     """Train to the end and return what the last validation found; `loader` makes the batches from a step on."""
     found = checkpoint.newest(run.path)
@@ -41,7 +39,7 @@ def fit(
         module.model.load_state_dict(state["model"])
         module.progress = Progress(**state["progress"])
         return run.last_measured()
-    keeper = Keeper(run, state, tracker, tracking.samples_every, validate, sample)
+    keeper = Keeper(run, state, tracker, validate, routines)
     trainer = make_trainer(module, keeper)
     with one_line_memory_errors(module):
         trainer.fit(module, loader(start))
@@ -53,7 +51,8 @@ def fit(
 def make_trainer(module: Training, keeper: Keeper) -> pl.Trainer:
     """Lightning's Trainer with what is ours to decide decided."""
     settings = module.settings
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)  # what it has to say we have said in a line
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # what it has to say we have said in a line
     warnings.filterwarnings("ignore", module="pytorch_lightning|torch.distributed")
     torch.set_flush_denormal(True)  # tiny gradients would slow the loss several times
     strategy: Any = settings.strategy

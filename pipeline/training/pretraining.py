@@ -15,10 +15,10 @@ from pipeline.data.catalogue import cache
 from pipeline.data.corpus import Corpus, scan
 from pipeline.data.datamodule import Share, Steps
 from pipeline.data.inspection import print_splits
-from pipeline.data.store import Store, prepare_store
+from pipeline.data.store import MANIFEST, Store, prepare_store
 from pipeline.data.windows import Windows
 from pipeline.errors import UserError
-from pipeline.files import fingerprint
+from pipeline.files import fingerprint, read_json
 from pipeline.model.config import resolve
 from pipeline.terminal import note, progress
 from pipeline.tokenizer import Tokenizer, train
@@ -29,7 +29,7 @@ from pipeline.training.job import Job, total_steps
 from pipeline.training.module import Training, trained_numbers
 from pipeline.training.run import Run, opened, rank
 from pipeline.training.tracking import Input
-from pipeline.training.validation import take_samples, validate
+from pipeline.training.validation import show_attention, take_samples, validate
 
 
 def pretrain(config: PretrainConfig) -> Path:
@@ -169,15 +169,12 @@ def train_job(job: Job, run: Run) -> None:
     tracker = start_tracking(job, run)
     finished = False
     try:
-        measured = fit(
-            module,
-            job.loader,
-            run,
-            tracker,
-            job.config.tracking,
-            validate=lambda: validate(job, module),
-            sample=lambda: take_samples(job, module, run, tracker),
-        )
+        shown = job.config.tracking
+        routines = [
+            (shown.samples_every, lambda: take_samples(job, module, run, tracker)),
+            (shown.attention_every, lambda: show_attention(job, module, run, tracker)),
+        ]
+        measured = fit(module, job.loader, run, tracker, lambda: validate(job, module), routines)
         write_bundle(job, module, measured, run, tracker)
         finished = True
     finally:
@@ -198,7 +195,9 @@ def start_tracking(job: Job, run: Run) -> tracking.Tracker:
         "dataset": ", ".join(config.data.corpus),
     }
     inputs = [Input("corpus", "corpus", job.store.corpus), Input("tokenizer", "tokenizer", job.tokenizer.fingerprint)]
-    return tracking.start(
+    if config.init_from and (Path(config.init_from) / "meta.json").is_file():
+        inputs.append(bundle_input(read_json(Path(config.init_from) / "meta.json")))
+    tracker = tracking.start(
         config.tracking,
         run.path,
         job="pretrain",
@@ -208,6 +207,15 @@ def start_tracking(job: Job, run: Run) -> tracking.Tracker:
         inputs=inputs,
         enabled=rank() == 0,
     )
+    manifest = job.store.path / MANIFEST
+    tracker.artifact("corpus", "corpus", [manifest], aliases=[job.store.corpus])
+    tracker.artifact("tokenizer", "tokenizer", run.path / "tokenizer", aliases=[job.tokenizer.fingerprint])
+    return tracker
+
+
+def bundle_input(meta: dict[str, Any]) -> Input:
+    """A bundle as the artifact that its run handed on."""
+    return Input(f"{meta.get('run', 'imported')}-bundle", "model", meta["weights_sha256"])
 
 
 def write_bundle(job: Job, module: Training, measured: dict[str, float], run: Run, tracker: tracking.Tracker) -> None:
@@ -220,7 +228,8 @@ def write_bundle(job: Job, module: Training, measured: dict[str, float], run: Ru
     meta = bundle_meta(job, run, module.progress.step, measured)
     save_bundle(Bundle(model, job.tokenizer, meta), run.bundle)
     tracker.summary({f"final/{key}": value for key, value in measured.items()})
-    tracker.artifact(f"{run.path.name}-bundle", "model", run.bundle, {"step": module.progress.step})
+    weights_hash = read_json(run.bundle / "meta.json")["weights_sha256"]
+    tracker.artifact(f"{run.path.name}-bundle", "model", run.bundle, {"step": module.progress.step}, [weights_hash])
 
 
 def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:

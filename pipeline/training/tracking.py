@@ -63,6 +63,8 @@ def start(
         return Tracker()
     run_dir = run_dir.resolve()
     try:
+        from pipeline.bundle import git_commit  # here, since it brings torch, which `sync` does not need
+
         prepare(run_dir)
         record = open_record(run_dir, config, inputs)
         arguments = {
@@ -96,10 +98,10 @@ class Tracker:
         self.final: dict[str, Any] = {}
         self.unsent: list[Callable[[wandb.Run], None]] = []
         self.warned: set[str] = set()
-        if run:
-            # Tables and artifacts ask the server before they return: a server that is away would hold up training.
-            self.worker = ThreadPoolExecutor(max_workers=1)
-            self.worker.submit(self.declare_inputs)
+        # Tables and artifacts ask the server before they return: a server that is away would hold up training.
+        self.worker = ThreadPoolExecutor(max_workers=1)
+        if run and not run.offline:
+            self.worker.submit(declare_inputs, self.arguments["dir"])
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log one row; W&B's own step only counts rows, since a resumed job repeats some and W&B drops steps it had."""
@@ -124,7 +126,7 @@ class Tracker:
             table = wandb.Table(columns=list(header), data=[list(row) for row in rows])
             run.log({key: table, "trainer/step": step})
 
-        self.in_background("a table", deliver)
+        self.in_background(deliver)
 
     def artifact(
         self,
@@ -149,7 +151,7 @@ class Tracker:
             if not run.offline:
                 wait_for(logged)
 
-        self.in_background("an artifact", deliver)
+        self.in_background(deliver)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Set the numbers that stand for the whole run: flat keys such as best/… and final/…"""
@@ -163,64 +165,53 @@ class Tracker:
         if not self.run:
             return
         online, segment = not self.run.offline, Path(self.run.dir).parent
-        self.worker.submit(self.retry)
+        self.worker.submit(self.offer_unsent, self.run)
         self.worker.shutdown()
         complete = not self.unsent
         with self.forgiving("the end of the run"):
             try:
                 self.run.finish(exit_code)
                 if online:
-                    mark_synced(segment)
+                    synced_mark(segment).touch()
             except TimeoutError:
                 complete = False
             if self.unsent:
                 self.keep_unsent(exit_code)
             import wandb
 
-            wandb.teardown()  # only now an offline run is wholly on disk
+            wandb.teardown()  # only then an offline run is wholly on disk
         if online and not complete:
-            note(
-                f"W&B: the server is away, so a part is only on disk; to upload: triptych sync {self.arguments['dir']}"
-            )
+            note(f"W&B: the end of the run is only on disk; to upload it: triptych sync {self.arguments['dir']}")
         self.run = None
         if self.lock:
             self.lock.close()
 
-    def in_background(self, what: str, deliver: Callable[["wandb.Run"], None]) -> None:
+    def in_background(self, deliver: Callable[["wandb.Run"], None]) -> None:
         if self.run:
-            self.worker.submit(self.attempt, what, deliver)
+            self.worker.submit(self.attempt, self.run, deliver)
 
-    def attempt(self, what: str, deliver: Callable[["wandb.Run"], None]) -> None:
-        with self.forgiving(what):
-            assert self.run
-            if self.run.offline:
-                deliver(self.run)
-                return
+    def attempt(self, run: "wandb.Run", deliver: Callable[["wandb.Run"], None]) -> None:
+        with self.forgiving("a table or artifact"):
             try:
-                require_server()
-                deliver(self.run)
+                if not run.offline:
+                    require_server()
+                deliver(run)
             except Exception:
-                self.unsent.append(deliver)
+                if not run.offline:
+                    self.unsent.append(deliver)
                 raise
 
-    def retry(self) -> None:
-        """Offer again what the server did not take."""
+    def offer_unsent(self, run: "wandb.Run") -> None:
         unsent, self.unsent = self.unsent, []
         for deliver in unsent:
-            self.attempt("an artifact or table", deliver)
+            self.attempt(run, deliver)
 
     def keep_unsent(self, exit_code: int) -> None:
         """Write what the server did not take as an offline part of the same run: online, wandb keeps no copy of it."""
         run = init(self.arguments, mode="offline")
-        for deliver in self.unsent:
-            deliver(run)
+        self.offer_unsent(run)
         run.summary.update(self.final)
         run.finish(exit_code)
-
-    def declare_inputs(self) -> None:
-        with self.forgiving("an input"):
-            if self.run and not self.run.offline:
-                declare_inputs(self.arguments["dir"])
 
     @contextmanager
     def forgiving(self, what: str) -> Iterator[None]:
@@ -258,7 +249,7 @@ def prepare(run_dir: Path) -> None:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
-    wandb.finish()  # of a job that failed before in this process
+    wandb.teardown()  # what a failed start or job left in this process, or the run's id counts as in use
     wandb.setup(settings=wandb.Settings(silent=True, mode="online"))
 
 
@@ -266,8 +257,6 @@ def open_run(arguments: dict[str, Any], mode: str) -> "wandb.Run":
     """Open the run online where that is wanted and works, else offline with a line that says why and how to upload."""
     reason = "as asked"
     if mode != "offline":
-        import wandb
-
         try:
             require_key()
             require_server()
@@ -276,7 +265,6 @@ def open_run(arguments: dict[str, Any], mode: str) -> "wandb.Run":
             return init(arguments, mode="online")
         except Exception as error:
             reason = one_line(error)
-            wandb.teardown()  # without it the run's id counts as in use
             prepare(arguments["dir"])
     note(f"W&B: offline ({reason}); to upload the run later: triptych sync {arguments['dir']}")
     return init(arguments, mode="offline")
@@ -349,12 +337,12 @@ def require_server() -> None:
 
     url = wandb.setup().settings.base_url
     try:
-        urllib.request.urlopen(f"{url}/healthz", timeout=PATIENCE_SECONDS).close()
+        urllib.request.urlopen(f"{url}/graphql", timeout=PATIENCE_SECONDS).close()
     except urllib.error.HTTPError as error:
         if error.code >= 500:
-            raise UserError(f"the W&B server {url} answers with error {error.code}; try later") from error
+            raise UserError(f"the W&B server {url} answers with error {error.code}: is it in order?") from error
     except OSError as error:
-        raise UserError(f"the W&B server {url} does not answer; try later") from error
+        raise UserError(f"the W&B server {url} does not answer: is the network there?") from error
 
 
 def wait_for(artifact: "wandb.Artifact") -> None:
@@ -371,9 +359,14 @@ def wait_for(artifact: "wandb.Artifact") -> None:
 
 def unsynced(run_dir: Path) -> list[Path]:
     """The parts of a run that are not wholly at the server, oldest first."""
-    logs = [log for log in run_dir.glob("wandb/*run-*/*.wandb") if not synced_mark(log).exists()]
-    begun = [log.parent for log in logs if log.stat().st_size > LOG_HEADER_BYTES]
-    return sorted(begun, key=lambda segment: segment.name.removeprefix("offline-"))
+    begun = [log.parent for log in run_dir.glob("wandb/*run-*/*.wandb") if log.stat().st_size > LOG_HEADER_BYTES]
+    rest = [segment for segment in begun if not synced_mark(segment).exists()]
+    return sorted(rest, key=lambda segment: segment.name.removeprefix("offline-"))
+
+
+def synced_mark(segment: Path) -> Path:
+    """The file by which `wandb sync` knows that a part is uploaded."""
+    return segment / f"run-{segment.name.rpartition('-')[2]}.wandb.synced"
 
 
 def upload(segments: list[Path], timeout: float | None = None) -> None:
@@ -383,18 +376,8 @@ def upload(segments: list[Path], timeout: float | None = None) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{segments[0]}: the upload takes too long") from error
-    if any(not synced_mark(log).exists() for segment in segments for log in segment.glob("*.wandb")):
+    if not all(synced_mark(segment).exists() for segment in segments):
         raise UserError(f"{segments[0]}: not uploaded ({one_line(done.stderr or done.stdout)})")
-
-
-def mark_synced(segment: Path) -> None:
-    for log in segment.glob("*.wandb"):
-        synced_mark(log).touch()
-
-
-def synced_mark(log: Path) -> Path:
-    """The file by which `wandb sync` knows that a log is uploaded."""
-    return log.with_suffix(".wandb.synced")
 
 
 def record_path(run_dir: Path) -> Path:
@@ -419,12 +402,6 @@ def running(run_dir: Path) -> bool:
         note(f"W&B: {run_dir} still runs; sync it when it has ended")
         return True
     return False
-
-
-def git_commit() -> str | None:
-    from pipeline import bundle  # here, since it brings torch, which `sync` does not need
-
-    return bundle.git_commit()
 
 
 def one_line(error: object) -> str:

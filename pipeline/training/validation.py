@@ -7,7 +7,9 @@ import numpy as np
 import torch
 
 from pipeline.data.config import ObjectiveConfig, Split
+from pipeline.data.datamodule import HeldOut
 from pipeline.data.objectives import IGNORED, current
+from pipeline.evaluation.attention_maps import attention_maps
 from pipeline.terminal import warn
 from pipeline.training.job import Job
 from pipeline.training.module import Training
@@ -15,6 +17,7 @@ from pipeline.training.run import Run, rank
 from pipeline.training.samples import write_samples
 from pipeline.training.tracking import Tracker
 
+SHOWN_TOKENS = 24  # of an attention map
 COPIED = 0.5  # of what a model writes; more is learnt by heart
 
 
@@ -63,11 +66,26 @@ def take_samples(job: Job, module: Training, run: Run, tracker: Tracker) -> dict
     """Write what the model makes of held-out text, to a file and to the tracker; warn when it only copies."""
     if rank() != 0 or module.sharded:  # a part of a model cannot write
         return {}
-    objective, step = current(job.examples.objective, 1.0), module.progress.step
-    if objective.name == "hybrid":
-        objective = replace(objective, name="causal")
-    examples = job.held_out("validation", objective)
+    step, examples = module.progress.step, shown_examples(job)
     metrics = write_samples(module.model, job.tokenizer, examples, job.grams, run, step, tracker)
     if metrics.get("val/copy_rate", 0) > COPIED:
         warn(f"step {step:,}: {metrics['val/copy_rate']:.0%} of what the model writes is copied from its training text")
     return metrics
+
+
+def show_attention(job: Job, module: Training, run: Run, tracker: Tracker) -> dict[str, float]:
+    """Draw where the model looks in the beginning of a held-out text."""
+    if rank() != 0 or module.sharded:
+        return {}
+    examples, step = shown_examples(job), module.progress.step
+    example = examples.example(examples.numbers[0])
+    source, target = (None if ids is None else ids[:SHOWN_TOKENS].tolist() for ids in (example.source, example.inputs))
+    folder = run.path / "samples" / f"attention-{step:08}"
+    for path in attention_maps(module.model, job.tokenizer, source, target, folder):
+        tracker.image(f"attention/{path.stem}", path, step)
+    return {}
+
+
+def shown_examples(job: Job) -> HeldOut:
+    objective = current(job.examples.objective, 1.0)
+    return job.held_out("validation", replace(objective, name="causal") if objective.name == "hybrid" else objective)

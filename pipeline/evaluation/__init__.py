@@ -1,0 +1,1 @@
+"""What models are worth: metrics, statistics, studies, and pictures of attention."""
