@@ -1,10 +1,17 @@
 #!/bin/sh
 # The main job on real novels, each step as the command that a user would type. `make demo` runs this.
+# Safe to interrupt and to repeat: what is finished is not done again.
 set -eu
 TRIPTYCH=${TRIPTYCH:-triptych}
 run() { printf '\n$ triptych %s\n' "$*"; "$TRIPTYCH" "$@"; }
 
 run corpus inspect novels-gutenberg --validation_books carroll-alice
-run tokenizer train --corpus novels-gutenberg --validation_books carroll-alice --vocab_size 8192 --output demo/tokenizer
+run tokenizer train --corpus novels-gutenberg --validation_books carroll-alice --vocab_size 4096 --output demo/tokenizer
 run tokenizer compare demo/tokenizer --text "$("$TRIPTYCH" data get novels-gutenberg)/carroll-alice.txt"
-run prepare --corpus novels-gutenberg --validation_books carroll-alice --tokenizer demo/tokenizer --output demo/stores
+for family in encoder decoder encoder-decoder; do
+  run pretrain --config configs/pretrain/$family.yaml --config configs/model/tiny.yaml --config configs/pretrain/demo.yaml \
+    --run_dir demo/$family
+done
+run generate demo/decoder/bundle "The captain looked at" --max_new_tokens 40 --temperature 0.8 --seed 1
+run attention demo/encoder/bundle "Alice was beginning to get very <mask> of sitting by her sister." --output demo/attention
+run runs demo

@@ -1,4 +1,4 @@
-"""What can be set about corpora, tokenizers, stores and objectives. Light: for the command line, never torch."""
+"""What can be set about corpora, tokenizers, stores, objectives and tasks. Light: for the command line, never torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ from pipeline.model.config import Family
 
 TokenizerKind = Literal["bpe", "unigram", "wordpiece", "character", "byte"]
 Split = Literal["train", "validation", "test"]
+TaskName = Literal["sentiment", "summarization", "translation", "reversal", "case"]
 Objective = Literal["masked", "causal", "span", "prefix", "hybrid"]
 
 # What each family can be trained with; first what it is known for.
@@ -136,6 +137,82 @@ def check_objective(config: ObjectiveConfig, family: Family) -> None:
         if name not in known:
             key = "schedule" if config.schedule else "name"
             raise UserError(f"objective.{key}: family {family} cannot be trained with {name}; use {' or '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """What is to be learnt from rows of text."""
+
+    name: TaskName
+    """Classification of any kind (sentiment), text to text (summarization, translation), or made-up strings to reverse
+    or to change the case of."""
+    source_column: str | None = None
+    """The column to read from; by default text, document or en."""
+    target_column: str | None = None
+    """The column to write; by default summary or de."""
+    label_column: str | None = None
+    """The column of the class; by default label."""
+    references_column: str | None = None
+    """A column with a list of all good answers; by default refs, where there is one."""
+    tag: str | None = None
+    """A token of the tokenizer that a decoder begins with, such as <de> for the language to translate into."""
+    class_weights: bool = False
+    """Let rare classes count as much as common ones."""
+    label_smoothing: float = 0.0
+    """Spread this share of each target over the vocabulary or the classes."""
+    examples: int = 20_000
+    """How many training rows are made up (reversal, case)."""
+    shortest: int = 1
+    """The length of the shortest made-up string."""
+    longest: int = 20
+    """The length of the longest made-up string."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(f"task.label_smoothing: {self.label_smoothing} must be from 0 up to 1")
+        if not 1 <= self.shortest <= self.longest or self.examples < 10:
+            raise UserError("task: shortest must be from 1 to longest, and examples at least 10")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDataConfig:
+    """The rows of a task, and how they become batches."""
+
+    train: str | None = None
+    """A table (.jsonl .csv .tsv .parquet), hf:NAME, or a name from `triptych data list`, which has all splits."""
+    validation: str | None = None
+    """Rows to choose the best checkpoint by; a tenth of train if there are none."""
+    test: str | None = None
+    """Rows for the final score."""
+    limit: int | None = None
+    """Train on so many rows, drawn by the seed."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do with a row that is missing a column, is empty or has the wrong type."""
+    tokenizer: str | None = None
+    """The folder of a tokenizer, for models that start from scratch; else one is trained on the training rows."""
+    new_tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """How a tokenizer is trained if none is named."""
+    sequence_length: int = 256
+    """The most tokens of a source; more are cut off at its end."""
+    target_length: int = 64
+    """The most tokens of a target, its end included."""
+    batch_size: int = 32
+    """Rows for each optimizer step, over all devices."""
+    batch_tokens: int | None = None
+    """Instead of batch_size: as many rows of similar length as have so many tokens, padding included."""
+    micro_batch_size: int | None = None
+    """Rows that one device computes at a time; by default its whole share of the batch."""
+    loader_workers: int = 0
+    """Processes that make batches; 0 makes them where the model trains."""
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "sequence_length", "target_length", "batch_size", "batch_tokens", "micro_batch_size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"data.{name}: {getattr(self, name)} must be at least 1")
+        if self.loader_workers < 0:
+            raise UserError(f"data.loader_workers: {self.loader_workers} must not be negative")
+        if self.batch_tokens is not None and self.micro_batch_size is not None:
+            raise UserError("data.micro_batch_size: batches by tokens have no fixed number of rows; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,8 +33,6 @@ FINISH_SECONDS = 8
 """How long to upload what is left at the end of a job; `sync` uploads the rest."""
 UPLOAD_SECONDS = 300
 """How long a resumed job may upload what an earlier part of it left; then it goes on offline."""
-LOG_HEADER_BYTES = 7
-"""A log of this size holds nothing: the server refused the run."""
 
 
 @dataclass(frozen=True)
@@ -286,8 +284,6 @@ def init(arguments: dict[str, Any], mode: Literal["online", "offline"]) -> "wand
         run.define_metric(axis)
     for metrics in ("train/*", "val/*"):
         run.define_metric(metrics, step_metric="tokens")
-    if mode == "online":
-        run._public_api()  # made at the first artifact otherwise, which then fails if the server is away
     return run
 
 
@@ -359,9 +355,11 @@ def wait_for(artifact: "wandb.Artifact") -> None:
 
 def unsynced(run_dir: Path) -> list[Path]:
     """The parts of a run that are not wholly at the server, oldest first."""
-    begun = [log.parent for log in run_dir.glob("wandb/*run-*/*.wandb") if log.stat().st_size > LOG_HEADER_BYTES]
-    rest = [segment for segment in begun if not synced_mark(segment).exists()]
-    return sorted(rest, key=lambda segment: segment.name.removeprefix("offline-"))
+    begun = [log.parent for log in run_dir.glob("wandb/*run-*/*.wandb")]
+    return sorted(
+        (folder for folder in begun if not synced_mark(folder).exists()),
+        key=lambda folder: folder.name.removeprefix("offline-"),
+    )
 
 
 def synced_mark(segment: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -66,7 +66,7 @@ def stable(step: int) -> float:
 
 
 def inverse_sqrt(step: int) -> float:
-    return (20 / step) ** 0.5
+    return math.sqrt(20 / step)
 
 
 @pytest.mark.parametrize("shape", [cosine, linear, stable, inverse_sqrt])
@@ -162,13 +162,13 @@ def test_orthogonal_makes_all_singular_values_about_one(rows: int, columns: int,
     assert (inside - inside.diag().diag()).abs().max() < 1e-4
 
 
-def quadratic(parameters: list[Tensor], goals: list[Tensor]) -> Tensor:
+def quadratic(parameters: Sequence[Tensor], goals: list[Tensor]) -> Tensor:
     return sum(
         (((parameter - goal) ** 2).sum() for parameter, goal in zip(parameters, goals, strict=True)), torch.zeros(())
     )
 
 
-def train(optimizer: torch.optim.Optimizer, parameters: list[Tensor], goals: list[Tensor], steps: int) -> None:
+def train(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], goals: list[Tensor], steps: int) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
         quadratic(parameters, goals).backward()
@@ -201,7 +201,7 @@ def test_the_adamw_part_of_muon_is_adamw() -> None:
 
 @pytest.mark.parametrize("shape", [(64, 16), (16, 64), (32, 32)])
 def test_muon_steps_as_the_librarys(shape: tuple[int, int]) -> None:
-    """torch.optim.Muon works in bfloat16, so about as exactly as that has digits; decay, momentum and scale are in it."""
+    """To bfloat16's digits, in which torch.optim.Muon works; decay, momentum and scale are in it."""
     torch.manual_seed(3)
     start, goal = torch.randn(shape), torch.randn(shape)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())

@@ -160,7 +160,7 @@ def test_a_server_that_is_not_there_makes_the_run_offline(
     tracker = begin(tmp_path / "run", mode="online")
     train(tracker, 1, 2)
     tracker.finish()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "triptych sync" in said
     assert sum(record["type"] == "history" for record in read_back(tmp_path / "run")) == 2
@@ -184,9 +184,10 @@ def test_training_goes_on_when_the_server_dies_and_sync_uploads_the_rest(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow_refusal() -> None:
-        time.sleep(0.6)
+        time.sleep(1)
         raise UserError("no answer")
 
+    monkeypatch.setattr(tracking, "FINISH_SECONDS", 3)
     tracker = begin(tmp_path / "run")
     train(tracker, 1, 2)
     server.die()
@@ -195,7 +196,7 @@ def test_training_goes_on_when_the_server_dies_and_sync_uploads_the_rest(
         began = time.monotonic()
         train(tracker, 3, 4)
         hand_on(tracker, tmp_path / "run")
-        assert time.monotonic() - began < 0.6
+        assert time.monotonic() - began < 1
         tracker.finish()
         assert time.monotonic() - began < 25
     assert not server.artifacts
