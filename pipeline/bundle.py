@@ -14,6 +14,7 @@ from pipeline.configuration import build, to_yaml
 from pipeline.errors import UserError
 from pipeline.files import file_hash, read_json, replacing, write_json, write_text
 from pipeline.model.config import Architecture, ModelConfig, resolve
+from pipeline.model.heads import ClassificationHead
 from pipeline.model.recurrent import Recurrent
 from pipeline.model.transformer import Transformer
 from pipeline.tokenizer import Tokenizer
@@ -73,6 +74,8 @@ def load_bundle(folder: Path) -> Bundle:
         raise UserError(f"{folder / WEIGHTS}: missing or damaged, its checksum differs; copy or make the bundle again")
     config = build(BundleConfig, [folder / CONFIG], {})
     model = make_model(resolve(config.model), meta["vocab_size"])
+    if meta.get("labels"):
+        model.classifier = ClassificationHead(model.architecture.width, len(meta["labels"]), dropout=0.0)
     weights = load_file(folder / WEIGHTS)
     if config.model.tie_embeddings:
         weights["head.output.weight"] = weights["embedding.weight"]

@@ -73,6 +73,23 @@ COMMANDS: dict[str, Command] = {
         "pretrain",
         "triptych pretrain --config configs/pretrain/decoder.yaml --data.corpus my-novels/",
     ),
+    "finetune": Command(
+        "training.config:FinetuneConfig",
+        "finetune",
+        "triptych finetune --config configs/finetune/sentiment.yaml --init_from runs/mine/bundle",
+    ),
+    "evaluate": Command(
+        "training.config:EvaluateConfig",
+        "evaluate",
+        "triptych evaluate runs/mine/bundle --data test.jsonl --json scores.json",
+        ("bundle",),
+    ),
+    "predict": Command(
+        "training.config:PredictConfig",
+        "predict",
+        'triptych predict runs/mine/bundle "What a wonderful film" --output out.jsonl',
+        ("bundle", "texts"),
+    ),
     "generate": Command(
         "model.config:GenerateConfig",
         "generate",

@@ -1,13 +1,29 @@
-"""Using a bundle on text: what a pretrained model writes, and where it looks."""
+"""Using a bundle: its task on texts, what it writes, where it looks."""
 
+import json
 import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any, TextIO
 
 from pipeline.bundle import Bundle, load_bundle
+from pipeline.data import catalogue
+from pipeline.data.config import TaskConfig, TaskDataConfig
+from pipeline.data.tasks import TASKS, Encoder, Row, read_rows, stream_rows
 from pipeline.errors import UserError
 from pipeline.evaluation.attention_maps import attention_maps
-from pipeline.model.config import AttentionConfig, GenerateConfig
+from pipeline.evaluation.predicting import Predictor
+from pipeline.files import write_json
+from pipeline.model.config import AttentionConfig, GenerateConfig, GenerationConfig
 from pipeline.model.generation import encode, generate
+from pipeline.terminal import print_table, say
+from pipeline.training.config import EvaluateConfig, PredictConfig
+
+CHUNK = 1024  # rows predicted before their results are written
 
 
 def write_on(config: GenerateConfig) -> list[str]:
@@ -23,6 +39,129 @@ def write_on(config: GenerateConfig) -> list[str]:
         return [tokenizer.decode(one.ids, skip_special=False) for one in written[0]]
     written = generate(bundle.model, [[begin, *prompt]], config, end=end)
     return [config.prompt + tokenizer.decode(one.ids) for one in written[0]]
+
+
+def load(folder: str | Path) -> "Loaded":
+    """A bundle ready to use from Python."""
+    return Loaded(load_bundle(Path(folder)), Path(folder))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A bundle, and what it can do with texts."""
+
+    bundle: Bundle
+    folder: Path
+
+    def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
+        """For each text the probability of every class."""
+        labels = self.of_kind("classification").encoder.labels
+        found = self.predictor().predict([Row(text) for text in texts])
+        return [dict(zip(labels, map(float, chances), strict=True)) for chances in found]
+
+    def translate(self, texts: Sequence[str]) -> list[str]:
+        """What the model writes for each text."""
+        return self.of_kind("text").predict([Row(text) for text in texts])
+
+    summarize = translate
+
+    def generate(self, prompt: str, **settings: Any) -> list[str]:
+        """Go on from a prompt; settings are those of `triptych generate`."""
+        return write_on(GenerateConfig(bundle=str(self.folder), prompt=prompt, **settings))
+
+    def of_kind(self, kind: str) -> Predictor:
+        predictor = self.predictor()
+        task = predictor.encoder.task.name
+        if TASKS[task].kind != kind:
+            raise UserError(f"{self.folder}: fine-tuned for {task}, which is no {kind} task")
+        return predictor
+
+    def predictor(self, batch_size: int = 32, generation: GenerationConfig | None = None) -> Predictor:
+        """What does the task that the bundle was fine-tuned for."""
+        meta = self.bundle.meta
+        if "task" not in meta:
+            raise UserError(f"{self.folder}: pretrained, not fine-tuned for a task; use `triptych finetune` first")
+        encoder = Encoder(
+            TaskConfig(**meta["task"]),
+            self.bundle.model.architecture,
+            self.bundle.tokenizer,
+            meta["labels"],
+            meta["source_length"],
+            meta["target_length"],
+        )
+        written = generation or GenerationConfig(**meta["generation"])
+        return Predictor(self.bundle.model, encoder, meta["pooling"], written, batch_size)
+
+
+def evaluate(config: EvaluateConfig) -> None:
+    """Print the metrics of a bundle on rows, and write them as JSON if asked to."""
+    predictor = load(config.bundle).predictor(config.batch_size, config.generation)
+    file = config.data
+    if file in catalogue.ENTRIES:
+        folder = catalogue.get(file)
+        file = str(next(path for name in ("test", "dev") if (path := folder / f"{name}.jsonl").is_file()))
+    rows = read_rows(file, predictor.encoder.task, TaskDataConfig(on_error=config.on_error))
+    if not rows:
+        raise UserError(f"{file}: no rows to measure on")
+    score = predictor.score(rows, predictor.predict(rows))
+    print_table(f"{config.bundle} on {config.data}", ("metric", "value"), list(score.metrics.items()))
+    for name, signature in score.signatures.items():
+        say(f"{name}: {signature}")
+    if config.json:
+        written = {"metrics": score.metrics, "signatures": score.signatures, "data": file, "bundle": config.bundle}
+        write_json(Path(config.json), written)
+
+
+def predict(config: PredictConfig) -> None:
+    """Write a JSON row for each text, a few thousand at a time; an output that was interrupted goes on."""
+    predictor = load(config.bundle).predictor(config.batch_size)
+    rows = texts_to_predict(config, predictor)
+    done = 0
+    with ExitStack() as stack:
+        out: TextIO = sys.stdout
+        if config.output:
+            done = whole_lines(Path(config.output))
+            out = stack.enter_context(Path(config.output).open("a", encoding="utf-8"))
+        numbered = enumerate(row for row in rows)
+        while chunk := list(islice(((number, row) for number, row in numbered if number >= done), CHUNK)):
+            kept = [row for _, row in chunk if row is not None]
+            results = iter(predictor.predict(kept, first=chunk[0][0]))
+            for number, row in chunk:
+                out.write(json.dumps(result_row(number, row, results, predictor), ensure_ascii=False) + "\n")
+            out.flush()
+
+
+def texts_to_predict(config: PredictConfig, predictor: Predictor) -> Iterator[Row | None]:
+    if config.texts:
+        return iter([Row(text) for text in config.texts])
+    if config.input is None:
+        return (Row(line.rstrip("\n")) for line in sys.stdin if line.strip())
+    path = Path(config.input)
+    if path.suffix == ".txt":
+        return (Row(line.rstrip("\n")) for line in path.open(encoding="utf-8") if line.strip())
+    return stream_rows(config.input, predictor.encoder.task, config.on_error == "skip", answers=False)
+
+
+def result_row(number: int, row: Row | None, results: Iterator[Any], predictor: Predictor) -> dict[str, Any]:
+    if row is None:
+        return {"row": number, "error": "skipped"}
+    result = next(results)
+    if isinstance(result, str):
+        return {"row": number, "source": row.source, "text": result}
+    chances = dict(zip(predictor.encoder.labels, (round(float(chance), 6) for chance in result), strict=True))
+    return {"row": number, "source": row.source, "label": max(chances, key=chances.__getitem__), "chances": chances}
+
+
+def whole_lines(path: Path) -> int:
+    """How many rows an interrupted output has; a last one that was cut off is removed."""
+    if not path.is_file():
+        return 0
+    content = path.read_bytes()
+    kept = content[: content.rfind(b"\n") + 1]
+    if len(kept) < len(content):
+        with path.open("r+b") as opened:
+            opened.truncate(len(kept))
+    return kept.count(b"\n")
 
 
 def draw_attention(config: AttentionConfig) -> list[Path]:

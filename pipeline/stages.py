@@ -26,7 +26,15 @@ from pipeline.files import write_text
 from pipeline.model.config import AttentionConfig, ExportConfig, GenerateConfig, ImportConfig
 from pipeline.terminal import note, print_table, progress, say
 from pipeline.tokenizer import Tokenizer, measure, special_tokens, train
-from pipeline.training.config import PretrainConfig, RunBundleConfig, RunsConfig, SyncConfig
+from pipeline.training.config import (
+    EvaluateConfig,
+    FinetuneConfig,
+    PredictConfig,
+    PretrainConfig,
+    RunBundleConfig,
+    RunsConfig,
+    SyncConfig,
+)
 from pipeline.training.run import RUNS_HEADER, describe, rank, runs_below
 
 
@@ -96,6 +104,29 @@ def pretrain(config: PretrainConfig) -> None:
     bundle = pretraining.pretrain(config)
     if rank() == 0:
         say(str(bundle))
+
+
+def finetune(config: FinetuneConfig) -> None:
+    """Fine-tune a model on a task and print the folder of its bundle."""
+    from pipeline.training import finetuning
+
+    bundle = finetuning.finetune(config)
+    if rank() == 0:
+        say(str(bundle))
+
+
+def evaluate(config: EvaluateConfig) -> None:
+    """Measure a bundle on rows."""
+    from pipeline.inference import evaluate
+
+    evaluate(config)
+
+
+def predict(config: PredictConfig) -> None:
+    """Do a bundle's task on texts."""
+    from pipeline.inference import predict
+
+    predict(config)
 
 
 def generate(config: GenerateConfig) -> None:

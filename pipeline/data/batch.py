@@ -35,7 +35,9 @@ class Batch:
     """Raw tokens of the windows."""
     samples: int
     loss_positions: int
-    """How many positions are predicted."""
+    """How many positions, or labels, are predicted."""
+    labels_B: Tensor | None = None
+    """The class of each sequence, where it has one, or IGNORED."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch on another device."""
@@ -63,6 +65,7 @@ def collate(examples: Sequence[Example], pad: int, like: Example | None = None) 
         return replace(
             row,
             targets_BT=torch.full_like(row.targets_BT, IGNORED),
+            labels_B=None if row.labels_B is None else torch.full_like(row.labels_B, IGNORED),
             prefix_B=None,
             tokens=0,
             samples=0,
@@ -73,6 +76,7 @@ def collate(examples: Sequence[Example], pad: int, like: Example | None = None) 
     targets_BT, _ = stack([example.targets for example in examples], IGNORED)
     assert targets_BT is not None
     prefixes = [example.prefix for example in examples]
+    labels = [example.label for example in examples if example.label is not None]
     return Batch(
         source_BS=source_BS,
         source_real_BS=source_real_BS,
@@ -82,7 +86,8 @@ def collate(examples: Sequence[Example], pad: int, like: Example | None = None) 
         prefix_B=torch.tensor(prefixes) if any(prefixes) else None,
         tokens=sum(example.tokens for example in examples),
         samples=len(examples),
-        loss_positions=sum(int((example.targets != IGNORED).sum()) for example in examples),
+        loss_positions=int((targets_BT != IGNORED).sum()) + sum(label != IGNORED for label in labels),
+        labels_B=torch.tensor(labels) if labels else None,
     )
 
 

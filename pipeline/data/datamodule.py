@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 import torch
@@ -39,7 +39,38 @@ class Steps:
         return [(step, epoch, int(sample)) for sample in chosen]
 
 
-@lru_cache(maxsize=2)
+@dataclass(frozen=True)
+class TokenSteps:
+    """Steps of about as many tokens each: rows of similar length together, so that little is padding."""
+
+    lengths: Integers
+    batch_tokens: int
+    seed: int
+    batch_size: int = 0
+
+    @property
+    def per_epoch(self) -> int:
+        return len(self.cuts) - 1
+
+    @cached_property
+    def cuts(self) -> list[int]:
+        """Where the rows, from the shortest to the longest, are cut into steps; the same in every epoch."""
+        cuts = [0]
+        for place, length in enumerate(np.sort(self.lengths), 1):
+            if (place - cuts[-1]) * length > self.batch_tokens and place - 1 > cuts[-1]:
+                cuts.append(place - 1)
+        return [*cuts, len(self.lengths)]
+
+    def keys(self, step: int) -> list[Key]:
+        """The rows of one step: which of one length come together, and when, is drawn anew for every epoch."""
+        epoch, place = divmod(step, self.per_epoch)
+        drawn = cached_order(len(self.lengths), self.seed, epoch)
+        by_length = drawn[np.argsort(self.lengths[drawn], kind="stable")]
+        number = int(cached_order(self.per_epoch, self.seed + 1, epoch)[place])
+        return [(step, epoch, int(row)) for row in by_length[self.cuts[number] : self.cuts[number + 1]]]
+
+
+@lru_cache(maxsize=4)
 def cached_order(count: int, seed: int, epoch: int) -> Integers:
     return epoch_order(count, seed, epoch)
 
@@ -51,9 +82,12 @@ class Share:
     rank: int
     processes: int
     micro_batch: int
+    """Samples computed at a time; 0 is the whole share of a step, however large."""
 
     def parts(self, keys: Sequence[Key], batch_size: int) -> list[list[Key]]:
         """This process's micro-batches of a step; some may be empty at the end of an epoch."""
+        if not self.micro_batch:
+            return [list(keys[self.rank :: self.processes])]
         starts = (
             (part * self.processes + self.rank) * self.micro_batch for part in range(self.accumulation(batch_size))
         )
@@ -61,20 +95,20 @@ class Share:
 
     def accumulation(self, batch_size: int) -> int:
         """How many micro-batches a process computes for each step."""
-        return -(-batch_size // (self.processes * self.micro_batch))
+        return -(-batch_size // (self.processes * self.micro_batch)) if self.micro_batch else 1
 
 
 class MicroBatches(Sampler[list[Key]]):
-    """The micro-batches of one process from a step to the end of the run."""
+    """The micro-batches of one process for some steps."""
 
-    def __init__(self, steps: Steps, share: Share, start: int, stop: int) -> None:
-        self.steps, self.share, self.start, self.stop = steps, share, start, stop
+    def __init__(self, steps: "Steps | TokenSteps", share: Share, span: range) -> None:
+        self.steps, self.share, self.span = steps, share, span
 
     def __len__(self) -> int:
-        return (self.stop - self.start) * self.share.accumulation(self.steps.batch_size)
+        return len(self.span) * self.share.accumulation(self.steps.batch_size)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        for step in range(self.start, self.stop):
+        for step in self.span:
             yield from self.share.parts(self.steps.keys(step), self.steps.batch_size)
 
 
@@ -97,12 +131,12 @@ class PretrainExamples(Dataset[Example]):
 
 
 def train_loader(
-    examples: PretrainExamples, steps: Steps, share: Share, start: int, pad: int, workers: int
+    examples: Dataset[Example], steps: "Steps | TokenSteps", share: Share, span: range, pad: int, workers: int
 ) -> DataLoader[Example]:
-    """What Lightning iterates over: micro-batches from a step to the end of the run."""
+    """What Lightning iterates over: the micro-batches of some steps."""
     return DataLoader(
         examples,
-        batch_sampler=MicroBatches(steps, share, start, examples.total_steps),
+        batch_sampler=MicroBatches(steps, share, span),
         collate_fn=partial(collate, pad=pad, like=examples[0, 0, 0]),
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),

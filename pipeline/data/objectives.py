@@ -27,7 +27,7 @@ IGNORED = -100  # the target where there is no loss; what torch ignores by defau
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """What a model reads and is to predict, made from one window."""
+    """What a model reads and is to predict, made from one window or one row of a task."""
 
     source: Integers | None = None
     """What the encoder reads."""
@@ -39,6 +39,8 @@ class Example:
     """So many first positions of the decoder see each other in both directions."""
     tokens: int
     """Raw tokens of the window."""
+    label: int | None = None
+    """The class of the whole, where it has one; IGNORED if it is not known."""
 
 
 def make_example(

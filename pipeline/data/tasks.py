@@ -38,14 +38,11 @@ class Task:
     """Whether its rows are made up rather than read."""
 
 
+ALL: tuple[Family, ...] = ("encoder", "decoder", "encoder-decoder", "recurrent")
 WRITERS: tuple[Family, ...] = ("decoder", "encoder-decoder", "recurrent")
 TASKS: dict[TaskName, Task] = {
-    "sentiment": Task(
-        "classification", ("encoder", "decoder", "encoder-decoder"), {"source": "text", "label": "label"}, "accuracy"
-    ),
-    "summarization": Task(
-        "text", WRITERS, {"source": "document", "target": "summary", "references": "refs"}, "rougeL"
-    ),
+    "sentiment": Task("classification", ALL, {"source": "text", "label": "label"}, "accuracy"),
+    "summarization": Task("text", WRITERS, {"source": "document", "target": "summary", "references": "refs"}, "rougeL"),
     "translation": Task("text", WRITERS, {"source": "en", "target": "de"}, "bleu"),
     "reversal": Task("text", WRITERS, {"source": "source", "target": "target"}, "exact_match", generated=True),
     "case": Task("text", WRITERS, {"source": "source", "target": "target"}, "exact_match", generated=True),
@@ -282,11 +279,15 @@ class Encoder:
             inputs = [self.begin, *ids, self.tokenizer.id("end")]
         else:
             source, inputs = [*ids, self.tokenizer.id("end")], [self.begin]
-        label = -1 if row.label is None else self.number(row.label)
+        label = IGNORED if row.label is None else self.number(row.label)
         shape = inputs if inputs is not None else source
         assert shape is not None
         return Example(
-            source=whole(source), inputs=whole(inputs), targets=np.full(len(shape), IGNORED), tokens=len(ids), label=label
+            source=whole(source),
+            inputs=whole(inputs),
+            targets=np.full(len(shape), IGNORED),
+            tokens=len(ids),
+            label=label,
         )
 
     def ids(self, text: str) -> list[int]:

@@ -1,5 +1,7 @@
 """What stands on top of a model: the output matrix, a classifier, an embedding."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,14 +31,13 @@ class LanguageHead(nn.Module):
 
     def loss(self, states_PC: Tensor, targets_P: Tensor, smoothing: float = 0.0) -> Tensor:
         """The summed cross entropy of positions, with gradients."""
-        if not self.cap and states_PC.dtype == torch.float32:
+        if not self.cap and not smoothing and states_PC.dtype == torch.float32:  # what torch computes in chunks
             return F.linear_cross_entropy(
                 self.transform(states_PC) * self.scale,
                 self.output.weight,
                 targets_P,
                 linear_bias=self.output.bias,
                 reduction="sum",
-                label_smoothing=smoothing,
                 options=nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_CHUNK),
             )
         total = states_PC.new_zeros((), dtype=torch.float32)
@@ -66,3 +67,32 @@ class HeadTransform(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         return self.norm(self.activate(self.linear(states)))
+
+
+Pooling = Literal["mean", "class", "last"]
+
+
+def pooled(states_BTC: Tensor, real_BT: Tensor | None, pooling: Pooling) -> Tensor:
+    """One state for a sequence padded on the right: the mean of its real tokens, its first, or its last real one."""
+    if pooling == "class":
+        return states_BTC[:, 0]
+    if real_BT is None:
+        return states_BTC.mean(1) if pooling == "mean" else states_BTC[:, -1]
+    count_B = real_BT.sum(1).clamp(min=1)
+    if pooling == "last":
+        return states_BTC[torch.arange(len(states_BTC), device=states_BTC.device), count_B - 1]
+    return (states_BTC * real_BT[..., None]).sum(1) / count_B[:, None]
+
+
+class ClassificationHead(nn.Module):
+    """From one state to the logits of classes."""
+
+    def __init__(self, width: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(width, classes)
+        nn.init.normal_(self.output.weight, std=0.02)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, state_BC: Tensor) -> Tensor:
+        return self.output(self.dropout(state_BC))

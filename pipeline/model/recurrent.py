@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pipeline.errors import UserError
 from pipeline.model.config import Architecture, Cell
-from pipeline.model.heads import LanguageHead
+from pipeline.model.heads import ClassificationHead, LanguageHead
 from pipeline.model.positions import check_length, make_positions
 from pipeline.model.transformer import Cache, Memory, initialise_module
 
@@ -40,6 +40,7 @@ class Recurrent(nn.Module):
         self.bridge = nn.Linear(self.parts * model.width, self.parts * model.decoder_layers * model.width, model.bias)
         self.attention = None if model.alignment == "none" else LuongAttention(model)
         self.head = LanguageHead(model, vocab_size)
+        self.classifier: ClassificationHead | None = None
         if model.tie_embeddings:
             self.head.output.weight = self.embedding.weight
         initialise(self)

@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 from pipeline.model.attention import Attention, Visible, visible
 from pipeline.model.block import Block, BlockCache, FeedForward, make_norm
 from pipeline.model.config import Architecture
-from pipeline.model.heads import LanguageHead
+from pipeline.model.heads import ClassificationHead, LanguageHead
 from pipeline.model.positions import Relative, check_length, make_positions
 
 
@@ -149,6 +149,7 @@ class Transformer(nn.Module):
         self.encoder = Stack(model, model.encoder_layers, causal=False, cross=False) if model.encoder_layers else None
         self.decoder = Stack(model, model.decoder_layers, causal=True, cross=cross) if model.decoder_layers else None
         self.head = LanguageHead(model, vocab_size)
+        self.classifier: ClassificationHead | None = None
         if model.tie_embeddings:
             self.head.output.weight = self.embedding.weight
         initialise(self)

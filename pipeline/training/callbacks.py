@@ -36,10 +36,14 @@ class Keeper(pl.Callback):
         tracker: Tracker,
         validate: Measure,
         routines: Routines = (),
+        judge: str = "val/loss",
+        patience: int = 0,
     ) -> None:
         self.run, self.state, self.tracker = run, state, tracker
         self.validate, self.routines = validate, routines
+        self.judge, self.patience = judge, patience
         self.stopped_by: int | None = None
+        self.validated_at = -1
         self.measured: dict[str, float] = {}
         """What the last validation found."""
 
@@ -81,18 +85,27 @@ class Keeper(pl.Callback):
         if done.step % settings.log_every == 0 or last:
             self.write(trainer, done, self.train_metrics(trainer, module))
         if done.step % settings.validate_every == 0 or last:
-            self.measured = self.validate()
-            done.best = min(done.best, self.measured.get("val/loss", done.best))
+            self.measured, self.validated_at = self.validate(), done.step
+            score = self.score()
+            done.stale = 0 if score < done.best else done.stale + 1
+            done.best = min(done.best, score)
+            last = last or bool(self.patience and done.stale >= self.patience)
             self.write(trainer, done, self.measured)
             if trainer.is_global_zero:
                 words = ", ".join(f"{key} {value:.4f}" for key, value in self.measured.items())
                 note(f"step {done.step:,}: {words}")
+        done.ended = last
         for every, routine in self.routines:
             if every and (done.step % every == 0 or last):
                 self.write(trainer, done, routine())
         if done.step % settings.save_every == 0 or last or module.stopping:
             self.save(trainer, module)
         trainer.should_stop = last or module.stopping
+
+    def score(self) -> float:
+        """What the last validation found, the lower the better."""
+        value = self.measured[self.judge]
+        return value if self.judge == "val/loss" else -value
 
     def train_metrics(self, trainer: pl.Trainer, module: Training) -> dict[str, float]:
         """What the steps since the last row were like."""
@@ -131,8 +144,7 @@ class Keeper(pl.Callback):
         state = checkpoint.whole_state(module.model, trainer.optimizers[0])
         if trainer.is_global_zero:
             done = module.progress
-            validated = done.step % module.settings.validate_every == 0 or done.step == module.total_steps
-            score = self.measured.get("val/loss") if validated else None
+            score = self.score() if self.validated_at == done.step else None
             checkpoint.save(self.run.path, state | {"progress": done.state()}, done.step, score)
             checkpoint.prune(self.run.path, module.settings.keep)
         trainer.strategy.barrier()

@@ -4,10 +4,16 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pipeline.data.config import CorpusConfig, ObjectiveConfig, TokenizerConfig, check_objective
+from pipeline.data.config import (
+    CorpusConfig,
+    ObjectiveConfig,
+    TaskConfig,
+    TaskDataConfig,
+    TokenizerConfig,
+    check_objective,
+)
 from pipeline.errors import UserError
-from pipeline.model.config import ModelConfig, resolve
-from pipeline.training.tracking_config import TrackingConfig
+from pipeline.model.config import GenerationConfig, ModelConfig, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +40,8 @@ class OptimConfig:
     """The rate at the end of a falling schedule, as a share of the highest."""
     decay_share: float = 0.2
     """The last part of a stable schedule, in which the rate falls."""
+    layer_decay: float = 1.0
+    """Each block learns at this share of the rate of the block above it; 1 is all at the same."""
     clip: float = 1.0
     """Gradients longer than this are shortened to it; 0 is off."""
 
@@ -44,6 +52,8 @@ class OptimConfig:
             raise UserError("optim: weight_decay, warmup_steps, clip and epsilon must not be negative")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise UserError(f"optim.betas: {list(self.betas)} must be from 0 up to 1")
+        if not 0 < self.layer_decay <= 1:
+            raise UserError(f"optim.layer_decay: {self.layer_decay} must be above 0 and at most 1")
         if not (0 <= self.final_share <= 1 and 0 < self.decay_share <= 1):
             raise UserError("optim.final_share and optim.decay_share: must be shares from 0 to 1")
 
@@ -103,6 +113,32 @@ class TrainerConfig:
     def processes(self) -> int:
         """How many processes train together."""
         return self.devices * self.num_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Weights & Biases: where a run is recorded, and how often it shows samples."""
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """auto is WANDB_MODE if set, else online with a key (WANDB_API_KEY or `wandb login`), else offline."""
+    project: str = "triptych"
+    """The project at W&B."""
+    entity: str | None = None
+    """The team or user at W&B; the key's own by default."""
+    group: str | None = None
+    """Runs of one group are shown together."""
+    name: str | None = None
+    """The run's name; made from the family, the size and the stage by default."""
+    tags: list[str] = field(default_factory=list)
+    """Words to filter runs by."""
+    samples_every: int = 500
+    """Steps between samples of text; 0 is never."""
+    attention_every: int = 0
+    """Steps between attention maps; 0 is never."""
+
+    def __post_init__(self) -> None:
+        if min(self.samples_every, self.attention_every) < 0:
+            raise UserError("tracking.samples_every and tracking.attention_every count steps; 0 is never")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +213,92 @@ class PretrainConfig:
                     f"data.sequence_length: {self.data.sequence_length} and a begin token are more than the "
                     f"model's {model.max_positions} positions; raise model.max_positions or shorten the sequence"
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """Fine-tune a model on a task: from a bundle, from a model of transformers, or from scratch."""
+
+    task: TaskConfig
+    """What is to be learnt."""
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    """The rows and their batches."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The model, if it starts from scratch."""
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    """How answers are written, for text-to-text tasks."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """How weights are updated."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """How long, on what, how often."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    """Weights & Biases."""
+    pooling: Literal["mean", "class", "last"] | None = None
+    """What a classifier looks at; by default the mean of an encoder's states, the last state of a decoder."""
+    head_dropout: float = 0.1
+    """Dropout before the classifier."""
+    freeze: bool = False
+    """Train the classifier alone."""
+    patience: int = 0
+    """Stop after so many validations without a better one; 0 is never."""
+    average: int = 1
+    """Hand on the mean of the weights of so many last checkpoints; 1 hands on the best."""
+    seed: int = 1
+    """Decides first weights, order of the data and dropout."""
+    run_dir: str | None = None
+    """The folder of this run; by default one below runs/ named by the settings."""
+    init_from: str | None = None
+    """Start from a bundle, a folder of transformers, or hf:NAME; an encoder becomes that of a text-to-text task."""
+    init_decoder_from: str | None = None
+    """Take the decoder of a text-to-text task from this bundle."""
+    resume: str | None = None
+    """Go on with the run in this folder; nothing else is needed."""
+
+    def __post_init__(self) -> None:
+        if self.seed < 0 or self.patience < 0 or self.average < 1 or not 0 <= self.head_dropout < 1:
+            raise UserError("seed, patience, average, head_dropout: must be at least 0, 0, 1, and from 0 up to 1")
+        if self.freeze and self.task.name != "sentiment":
+            raise UserError("freeze: only classification has a head that can be trained alone")
+        if self.init_decoder_from and not self.init_from:
+            raise UserError("init_decoder_from: is the second half of a warm start; name the first with init_from")
+        if self.trainer.strategy == "fsdp":
+            raise UserError("trainer.strategy: fine-tuning works with ddp; fsdp is for pretraining")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """Measure a fine-tuned bundle on rows."""
+
+    bundle: str
+    """The folder of a bundle."""
+    data: str
+    """A table of rows, hf:NAME, or a name from `triptych data list` (its test rows, or dev where they are secret)."""
+    json: str | None = None
+    """Where metrics, signatures, data and bundle are written."""
+    batch_size: int = 32
+    """Rows at a time; the result does not depend on it."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do with a row that is missing a column, is empty or has the wrong type."""
+    generation: GenerationConfig | None = None
+    """How answers are written; by default as in training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig:
+    """Let a fine-tuned bundle do its task on texts."""
+
+    bundle: str
+    """The folder of a bundle."""
+    texts: list[str] = field(default_factory=list)
+    """Texts to do it on; standard input, a line each, if there are none and no --input."""
+    input: str | None = None
+    """A table of rows (.jsonl .csv .tsv .parquet), hf:NAME, or a .txt with a text on each line."""
+    output: str | None = None
+    """A .jsonl file for the results, which goes on where it was interrupted; standard output by default."""
+    batch_size: int = 32
+    """Rows at a time; the result does not depend on it."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do with a row that is missing a column, is empty or has the wrong type."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,8 @@ def fit(
     tracker: Tracker,
     validate: Measure,
     routines: Routines = (),
+    judge: str = "val/loss",
+    patience: int = 0,
 ) -> dict[str, float]:
     """Train to the end and return what the last validation found; `loader` makes the batches from a step on."""
     found = checkpoint.newest(run.path)
@@ -35,15 +37,15 @@ def fit(
         run.cut_back(start)
         if start:
             note(f"going on from step {start:,}")
-    if state and start >= module.total_steps:  # it ended between its last step and its bundle
+    if state and state["progress"]["ended"]:  # it was killed between its last step and its bundle
         module.model.load_state_dict(state["model"])
         module.progress = Progress(**state["progress"])
         return run.last_measured()
-    keeper = Keeper(run, state, tracker, validate, routines)
+    keeper = Keeper(run, state, tracker, validate, routines, judge, patience)
     trainer = make_trainer(module, keeper)
     with one_line_memory_errors(module):
         trainer.fit(module, loader(start))
-    if module.stopping and module.progress.step < module.total_steps:
+    if not module.progress.ended:
         leave(keeper, run)
     return keeper.measured
 

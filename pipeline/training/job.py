@@ -15,10 +15,11 @@ from pipeline.data.objectives import Example, Vocabulary
 from pipeline.data.store import Store
 from pipeline.data.windows import Windows
 from pipeline.model.cost import activation_bytes
+from pipeline.model.recurrent import Recurrent
 from pipeline.tokenizer import Tokenizer
 from pipeline.training.callbacks import measured_peak
 from pipeline.training.config import PretrainConfig, TrainerConfig
-from pipeline.training.module import Training, trained_numbers, training_flops
+from pipeline.training.module import Network, Training, trained_numbers, training_flops
 from pipeline.training.samples import Grams
 
 DEFAULT_STEPS = 1000
@@ -68,8 +69,12 @@ class Job:
         """The LightningModule."""
         config, accumulation = self.config, self.share.accumulation(self.steps.batch_size)
         positions = self.share.micro_batch * config.data.sequence_length
+        if isinstance(self.model, Recurrent):  # causal pretraining uses its decoder alone
+            for part in (self.model.encoder, self.model.bridge, self.model.attention):
+                if part is not None:
+                    part.requires_grad_(False)
         return Training(
-            self.model,
+            Network(self.model),
             config.optim,
             config.trainer,
             seed=config.seed,
@@ -108,7 +113,7 @@ class Job:
     def loader(self, start: int) -> DataLoader[Example]:
         """Micro-batches of this process from a step on."""
         workers = self.config.data.loader_workers
-        return train_loader(self.examples, self.steps, self.share, start, self.pad, workers)
+        return train_loader(self.examples, self.steps, self.share, range(start, self.total_steps), self.pad, workers)
 
     def memory(self, batch: Batch) -> float:
         """Bytes of weights, gradients, optimizer state and activations of a process; the libraries come on top."""
@@ -120,15 +125,15 @@ class Job:
         return fixed + activation_bytes(self.model.architecture, source, target) * self.share.micro_batch
 
 
-def total_steps(trainer: TrainerConfig, steps: Steps, tokens: int) -> int:
+def total_steps(trainer: TrainerConfig, per_epoch: int, tokens: int) -> int:
     """How many steps the limits allow; the tightest counts."""
     limits: list[float] = []
     if trainer.max_steps is not None:
         limits.append(trainer.max_steps)
     if trainer.max_epochs is not None:
-        limits.append(trainer.max_epochs * steps.per_epoch)
+        limits.append(trainer.max_epochs * per_epoch)
     if trainer.max_tokens is not None:
-        limits.append(trainer.max_tokens / tokens * steps.per_epoch)
+        limits.append(trainer.max_tokens / tokens * per_epoch)
     return max(1, math.ceil(min(limits, default=DEFAULT_STEPS)))
 
 

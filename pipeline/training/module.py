@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -20,6 +21,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.objectives import IGNORED
 from pipeline.errors import UserError
 from pipeline.model.cost import count_flops
+from pipeline.model.heads import Pooling, pooled
 from pipeline.model.recurrent import Recurrent
 from pipeline.model.transformer import Transformer
 from pipeline.training.config import OptimConfig, TrainerConfig
@@ -47,6 +49,11 @@ class Progress:
     loss_count: int = 0
     gradient_norm: float = 0.0
     best: float = math.inf
+    """The best score so far, the lower the better."""
+    stale: int = 0
+    """Validations since then."""
+    ended: bool = False
+    """Whether the run has come to its end, which may be before its last step."""
 
     def state(self) -> dict[str, int | float]:
         return asdict(self)
@@ -55,12 +62,13 @@ class Progress:
 class Network(nn.Module):
     """A model and the loss of a batch, in one forward, so that whatever wraps it sees all of it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, smoothing: float = 0.0) -> None:
         super().__init__()
         self.model = model
+        self.smoothing = smoothing
 
     def forward(self, batch: Batch, each: bool = False) -> Tensor:
-        """The summed loss of a batch, or the loss of each position that has one."""
+        """The summed loss of a batch, or the plain loss of each position that has one."""
         states_BTC = self.states(batch)
         wanted_BT = batch.targets_BT != IGNORED
         states_PC, targets_P = states_BTC[wanted_BT], batch.targets_BT[wanted_BT]
@@ -68,7 +76,7 @@ class Network(nn.Module):
             return self.model.head.losses(states_PC, targets_P)
         if not len(targets_P):  # every weight needs a gradient, or other processes wait for it
             return 0.0 * self.model.head.loss(states_BTC[:1, 0], batch.targets_BT.new_zeros(1))
-        return self.model.head.loss(states_PC, targets_P)
+        return self.model.head.loss(states_PC, targets_P, self.smoothing)
 
     def states(self, batch: Batch) -> Tensor:
         """The states that predict: the decoder's, or an encoder's if it is alone."""
@@ -81,12 +89,47 @@ class Network(nn.Module):
         return self.model.decode(batch.inputs_BT, batch.inputs_real_BT, memory, batch.prefix_B)
 
 
+class Classifier(Network):
+    """A model with a classifier, and the loss of the classes of a batch."""
+
+    def __init__(self, model: Model, pooling: Pooling, smoothing: float, weights_L: Tensor | None) -> None:
+        super().__init__(model, smoothing)
+        self.pooling = pooling
+        self.weights_L: Tensor | None
+        self.register_buffer("weights_L", weights_L, persistent=False)
+
+    def forward(self, batch: Batch, each: bool = False) -> Tensor:
+        logits_BL = class_logits(self.model, batch, self.pooling).float()
+        assert batch.labels_B is not None
+        losses_B = F.cross_entropy(
+            logits_BL,
+            batch.labels_B,
+            weight=None if each else self.weights_L,
+            reduction="none",
+            label_smoothing=0.0 if each else self.smoothing,
+        )
+        return losses_B[batch.labels_B != IGNORED] if each else losses_B.sum()
+
+
+def class_logits(model: Model, batch: Batch, pooling: Pooling) -> Tensor:
+    """The logits of classes: of an encoder's pooled states, or of the decoder's where there is one."""
+    assert model.classifier is not None
+    memory = None
+    if batch.source_BS is not None:
+        memory = model.encode(batch.source_BS, batch.source_real_BS)
+    if batch.inputs_BT is None:
+        assert memory is not None
+        return model.classifier(pooled(memory.states_BSC, batch.source_real_BS, pooling))
+    states_BTC = model.decode(batch.inputs_BT, batch.inputs_real_BT, memory, batch.prefix_B)
+    return model.classifier(pooled(states_BTC, batch.inputs_real_BT, pooling))
+
+
 class Training(pl.LightningModule):
     """One step of any job: seeded dropout, an exact accumulation, a schedule, and no step on a broken gradient."""
 
     def __init__(
         self,
-        model: Model,
+        network: Network,
         optim: OptimConfig,
         trainer: TrainerConfig,
         *,
@@ -97,7 +140,7 @@ class Training(pl.LightningModule):
         positions: int,
     ) -> None:
         super().__init__()
-        self.network = Network(model)
+        self.network = network
         self.optim, self.settings, self.seed = optim, trainer, seed
         self.total_steps, self.accumulation, self.micro_batch = total_steps, accumulation, micro_batch
         self.positions = positions
@@ -108,10 +151,7 @@ class Training(pl.LightningModule):
         self.sharded = False
         self.pending = np.zeros(5)
         self.pending_loss: Tensor | float = 0.0
-        if isinstance(model, Recurrent):  # causal pretraining uses its decoder alone
-            for part in (model.encoder, model.bridge, model.attention):
-                if part is not None:
-                    part.requires_grad_(False)
+        model = network.model
         for stack in (model.encoder, model.decoder):
             if stack is not None and isinstance(model, Transformer):
                 stack.recompute = trainer.recompute

@@ -1,6 +1,7 @@
 """Optimizers, each weight in exactly one group, and learning rates as pure functions of the step."""
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,24 +23,37 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Matrices decay and vectors do not; with Muon the matrices of the blocks are a group of their own."""
+    """Matrices decay and vectors do not; with Muon the matrices of the blocks are groups of their own."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    matrices: list[Tensor] = []
-    decayed: list[Tensor] = []
-    plain: list[Tensor] = []
+    top = 1 + max(map(depth, trained))
+    groups: dict[tuple[bool, bool, float], list[Tensor]] = {}
     for name, parameter in trained.items():
-        if config.name == "muon" and parameter.dim() == 2 and ".blocks." in name:
-            matrices.append(parameter)
-        else:
-            (decayed if parameter.dim() >= 2 else plain).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "peak": config.muon_lr, "weight_decay": config.weight_decay, "muon": True},
-        {"params": decayed, "peak": config.lr, "weight_decay": config.weight_decay, "muon": False},
-        {"params": plain, "peak": config.lr, "weight_decay": 0.0, "muon": False},
-    ]
-    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+        muon = config.name == "muon" and parameter.dim() == 2 and ".blocks." in name
+        share = config.layer_decay ** (top - depth(name)) if is_backbone(name) else 1.0
+        groups.setdefault((muon, parameter.dim() >= 2, share), []).append(parameter)
+    grouped = [id(parameter) for group in groups.values() for parameter in group]
     assert sorted(grouped) == sorted(map(id, trained.values())), "a weight in no group, or in two"
-    return [group | {"lr": group["peak"]} for group in groups if group["params"]]
+    return [
+        {
+            "params": parameters,
+            "peak": share * (config.muon_lr if muon else config.lr),
+            "lr": share * (config.muon_lr if muon else config.lr),
+            "weight_decay": config.weight_decay if matrices else 0.0,
+            "muon": muon,
+        }
+        for (muon, matrices, share), parameters in groups.items()
+    ]
+
+
+def depth(name: str) -> int:
+    """Where a weight stands in its stack: the blocks from 1, what is below them 0."""
+    found = re.search(r"blocks\.(\d+)\.", name)
+    return int(found[1]) + 1 if found else 0
+
+
+def is_backbone(name: str) -> bool:
+    """Whether a weight is below a head: in a block, in the embeddings or in the positions."""
+    return "blocks." in name or "embedding" in name or "positions" in name
 
 
 def set_rate(optimizer: Optimizer, share: float) -> None:

@@ -157,7 +157,7 @@ def make_job(config: PretrainConfig, run: Run) -> Job:
     own = -(-data.batch_size // trainer.processes)
     share = Share(rank(), trainer.processes, min(data.micro_batch_size or own, own))
     steps = Steps(len(windows), data.batch_size, config.seed)
-    total = total_steps(trainer, steps, len(store.stream("train")))
+    total = total_steps(trainer, steps.per_epoch, len(store.stream("train")))
     job = Job(config, tokenizer, store, start_model(config, tokenizer.vocab_size), steps, share, total)
     job.first_batch()  # an objective that the tokenizer lacks tokens for fails here
     return job

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from pipeline.errors import UserError
 from pipeline.files import read_json, write_json
 from pipeline.terminal import note, warn
-from pipeline.training.tracking_config import TrackingConfig
+from pipeline.training.config import TrackingConfig
 
 if TYPE_CHECKING:
     import wandb
@@ -98,8 +98,6 @@ class Tracker:
         self.warned: set[str] = set()
         # Tables and artifacts ask the server before they return: a server that is away would hold up training.
         self.worker = ThreadPoolExecutor(max_workers=1)
-        if run and not run.offline:
-            self.worker.submit(declare_inputs, self.arguments["dir"])
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log one row; W&B's own step only counts rows, since a resumed job repeats some and W&B drops steps it had."""
@@ -164,6 +162,8 @@ class Tracker:
             return
         online, segment = not self.run.offline, Path(self.run.dir).parent
         self.worker.submit(self.offer_unsent, self.run)
+        if online:
+            self.worker.submit(declare_inputs, self.arguments["dir"])  # now: it may have made some of them itself
         self.worker.shutdown()
         complete = not self.unsent
         with self.forgiving("the end of the run"):

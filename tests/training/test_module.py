@@ -206,7 +206,7 @@ def peak_memory(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("settings", [{}, {"logit_soft_cap": 5.0}])
 def test_logits_of_more_than_a_chunk_never_exist(settings: dict[str, Any], smoothing: float) -> None:
-    """Eight chunks of positions need little more than half of the memory of their logits; the plain way needs all of it."""
+    """Eight chunks of positions need far less memory than their logits, which the plain way needs."""
     positions, vocab_size = 8 * LOSS_CHUNK, 600
     layer = head(vocab_size, **settings)
     states, targets = torch.randn(positions, 16, requires_grad=True), torch.randint(0, vocab_size, (positions,))
@@ -265,9 +265,12 @@ def test_micro_batches_change_nothing(
     job = made(novels, folder, family=family, data__micro_batch_size=micro, **settings)
     last = job.steps.per_epoch - 1
     assert last < 13 and len(job.steps.keys(last)) < 8, "the run should pass an epoch that does not divide"
-    first, second, *_ = Share(0, 1, micro).parts(job.steps.keys(0), 8)
-    sizes = [collate([job.examples[key] for key in keys], 0).loss_positions for keys in (first, second)]
-    assert sizes[0] != sizes[1], "micro-batches should carry different weights"
+    uneven = 0
+    for step in range(last):
+        first, second, *_ = Share(0, 1, micro).parts(job.steps.keys(step), 8)
+        sizes = [collate([job.examples[key] for key in keys], 0).loss_positions for keys in (first, second)]
+        uneven += sizes[0] != sizes[1]
+    assert uneven >= 2, "micro-batches should carry different weights"
     assert [] in Share(0, 1, micro).parts(job.steps.keys(last), 8)
 
     assert_same_weights(weights_of(whole), weights_of(parts), 2e-6)
@@ -345,7 +348,7 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted(
     for name, moments in states[1]["optimizer"]["state"].items():
         assert_same_weights(moments, states[3]["optimizer"]["state"][name], 0.0)
     assert any(not torch.equal(states[3]["model"][name], states[4]["model"][name]) for name in states[3]["model"])
-    logged = {row["step"]: row for row in rows(run) if "train/loss" in row}
+    logged = {row["step"]: row for row in rows(run) if "train/skipped_steps" in row}
     assert [logged[step]["train/skipped_steps"] for step in range(1, 7)] == [0, 0, 1, 2, 2, 2]
     assert all(math.isfinite(row["train/loss"]) for step, row in logged.items() if step not in (3, 4))
     assert logged[4]["tokens"] > logged[3]["tokens"] > logged[2]["tokens"]  # what was read counts

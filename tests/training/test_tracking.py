@@ -14,8 +14,8 @@ import pytest
 
 from pipeline.errors import UserError
 from pipeline.training import tracking
+from pipeline.training.config import TrackingConfig
 from pipeline.training.tracking import Input, Tracker, hold_lock, start, sync
-from pipeline.training.tracking_config import TrackingConfig
 from tests.training.wandb_server import Server, serving
 
 KEY = "k" * 40
@@ -274,7 +274,7 @@ def test_disabled_and_other_ranks_write_nothing_and_do_not_import_wandb(tmp_path
 import sys
 from pathlib import Path
 from pipeline.training.tracking import start
-from pipeline.training.tracking_config import TrackingConfig
+from pipeline.training.config import TrackingConfig
 run_dir = Path({str(tmp_path)!r})
 common = dict(job="pretrain", name="n", settings={{}}, facts={{}}, inputs=[])
 for tracker in (

@@ -1,0 +1,121 @@
+"""How good predictions are, over a whole split at once: classes, texts, and how each should be read."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]
+Answers = Sequence[Sequence[str]]  # for each prediction all texts that are right
+
+
+@dataclass(frozen=True)
+class Score:
+    """Metrics of a split, how they were computed, and what each example adds to the main one."""
+
+    metrics: dict[str, float]
+    examples: list[float]
+    """The main metric, or what stands for it, of every example: what a comparison is paired by."""
+    signatures: dict[str, str] = field(default_factory=dict)
+
+
+# --- Classes -----------------------------------------------------------------------------------------------------
+
+
+def score_classes(chances_NL: Numbers, labels_N: npt.NDArray[np.int64]) -> Score:
+    """Accuracy, macro F1 and calibration error (0–1) of the probabilities of classes."""
+    guesses_N = chances_NL.argmax(1)
+    right_N = guesses_N == labels_N
+    metrics = {
+        "accuracy": float(right_N.mean()),
+        "macro_f1": macro_f1(confusion(guesses_N, labels_N, chances_NL.shape[1])),
+        "calibration_error": calibration_error(chances_NL.max(1), right_N),
+    }
+    return Score(metrics, right_N.astype(float).tolist())
+
+
+def confusion(guesses_N: npt.NDArray[np.int64], labels_N: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.int64]:
+    """How often each class (rows) was taken for each (columns)."""
+    counts = np.zeros((classes, classes), np.int64)
+    np.add.at(counts, (labels_N, guesses_N), 1)
+    return counts
+
+
+def macro_f1(counts: npt.NDArray[np.int64]) -> float:
+    """The mean over all classes that occur or were guessed; a class that was never right counts 0."""
+    right, asked, guessed = counts.diagonal(), counts.sum(1), counts.sum(0)
+    there = asked + guessed > 0
+    return float((2 * right[there] / (asked + guessed)[there]).mean())
+
+
+def calibration_error(confidence_N: Numbers, right_N: npt.NDArray[np.bool_], bins: int = 15) -> float:
+    """How far confidence is from accuracy, on average over bins of equal width (ECE)."""
+    places = np.minimum((confidence_N * bins).astype(int), bins - 1)
+    size, sure, right = (np.bincount(places, values, bins) for values in (None, confidence_N, right_N))
+    return float(np.abs(sure - right).sum() / max(1, size.sum()))
+
+
+# --- Texts -------------------------------------------------------------------------------------------------------
+
+
+def score_translations(written: Sequence[str], answers: Answers) -> Score:
+    """sacreBLEU and chrF (0–100) of the whole corpus, with their signatures."""
+    import sacrebleu
+
+    references = list_references(answers)
+    bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
+    metrics = {
+        "bleu": bleu.corpus_score(written, references).score,
+        "chrf": chrf.corpus_score(written, references).score,
+    }
+    single = sacrebleu.CHRF()
+    examples = [single.sentence_score(text, list(good)).score for text, good in zip(written, answers, strict=True)]
+    signatures = {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())}
+    return Score(metrics | text_habits(written, answers), examples, signatures)
+
+
+def list_references(answers: Answers) -> Any:
+    """Answers as sacreBLEU takes them: the first of all, the second of all, …, None where there is none."""
+    most = max(map(len, answers))
+    return [[good[number] if number < len(good) else None for good in answers] for number in range(most)]
+
+
+def score_summaries(written: Sequence[str], answers: Answers) -> Score:
+    """ROUGE-1, -2, -L and -Lsum (0–100, with stemming), each summary against its best reference."""
+    from rouge_score import rouge_scorer
+
+    kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
+    scorer = rouge_scorer.RougeScorer(kinds, use_stemmer=True)
+    rows = []
+    for text, good in zip(written, answers, strict=True):
+        best = scorer.score_multi(list(good), text)
+        rows.append([100 * best[kind].fmeasure for kind in kinds])
+    means = np.mean(rows, axis=0)
+    metrics = {kind: float(mean) for kind, mean in zip(kinds, means, strict=True)}
+    examples = [row[kinds.index("rougeL")] for row in rows]
+    return Score(metrics | text_habits(written, answers), examples, {"rouge": "rouge-score, stemmer, best by F"})
+
+
+def score_exact(written: Sequence[str], answers: Answers, sources: Sequence[str]) -> Score:
+    """The share of texts that are right to the letter (0–1), in all and by length of the source."""
+    right = [float(text in good) for text, good in zip(written, answers, strict=True)]
+    metrics = {"exact_match": float(np.mean(right))}
+    for length in sorted(set(map(len, sources))):
+        own = [score for score, source in zip(right, sources, strict=True) if len(source) == length]
+        metrics[f"exact_match_length_{length:02}"] = float(np.mean(own))
+    return Score(metrics, right)
+
+
+def text_habits(written: Sequence[str], answers: Answers) -> dict[str, float]:
+    """How long texts are beside their first answers (1 is as long), and how often words repeat in threes (0–1)."""
+    words, expected = (sum(len(text.split()) for text in texts) for texts in (written, (good[0] for good in answers)))
+    repeated = total = 0
+    for text in written:
+        parts = text.split()
+        grams = Counter(zip(parts, parts[1:], parts[2:], strict=False))
+        total += grams.total()
+        repeated += grams.total() - len(grams)
+    return {"length_ratio": words / max(1, expected), "repetition": repeated / max(1, total)}

@@ -1,0 +1,313 @@
+"""Fine-tuning: every family learns what it can, says what it cannot, and predicts the same however it is asked."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline import cli
+from pipeline.bundle import load_bundle
+from pipeline.data.config import TaskConfig, TaskDataConfig
+from pipeline.data.datamodule import Share, TokenSteps
+from pipeline.data.objectives import IGNORED
+from pipeline.data.tasks import Encoder, Row, made_up, read_task
+from pipeline.inference import load
+from pipeline.model.config import ModelConfig, resolve
+from pipeline.model.heads import pooled
+from pipeline.training.finetuning import warm_start
+from tests.training.jobs import arguments, finish, last_step, rows, signal_when, start, write_novels
+
+GOOD, BAD = ["lovely", "splendid", "bright"], ["dreadful", "dull", "awful"]
+FAMILIES = ("encoder", "decoder", "encoder-decoder", "recurrent")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def write_rows(path: Path, table: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in table))
+    return path
+
+
+def reviews(count: int, seed: int) -> list[dict[str, Any]]:
+    """Texts of different lengths with one telling word in each."""
+    draw = random.Random(seed)
+    table = []
+    for _ in range(count):
+        label = draw.randrange(2)
+        words = [draw.choice("the a film plot was of with actor scene".split()) for _ in range(draw.randrange(3, 12))]
+        words.insert(draw.randrange(len(words)), draw.choice((BAD, GOOD)[label]))
+        table.append({"text": " ".join(words), "label": label})
+    return table
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tasks")
+    write_rows(folder / "train.jsonl", reviews(240, 1))
+    write_rows(folder / "dev.jsonl", reviews(60, 2))
+    return folder
+
+
+def words(folder: Path, run: Path, task: str = "sentiment", **more: Any) -> list[str]:
+    options: dict[str, Any] = {
+        "task.name": task,
+        "data.train": folder / "train.jsonl",
+        "data.validation": folder / "dev.jsonl",
+        "data.new_tokenizer.vocab_size": 420,
+        "data.sequence_length": 24,
+        "data.batch_size": 16,
+        "model.size": "tiny",
+        "model.width": 32,
+        "optim.lr": 3e-3,
+        "optim.warmup_steps": 5,
+        "trainer.max_epochs": 4,
+        "trainer.validate_every": 20,
+        "trainer.save_every": 20,
+        "trainer.accelerator": "cpu",
+        "tracking.mode": "disabled",
+        "run_dir": run,
+    } | {name.replace("__", "."): value for name, value in more.items()}
+    if task in ("reversal", "case"):
+        options = {name: value for name, value in options.items() if name not in ("data.train", "data.validation")}
+    return ["finetune", *(word for name, value in options.items() for word in (f"--{name}", str(value)))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_learns_to_classify(family: str, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert cli.main(words(folder, run, model__family=family, model__preset="original", model__dropout=0)) == 0
+    meta = json.loads((run / "bundle" / "meta.json").read_text())
+    assert meta["labels"] == ["0", "1"] and meta["metrics"]["val/accuracy"] > 0.9
+
+
+@pytest.fixture(scope="module")
+def classifier(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("classifier") / "run"
+    assert cli.main(words(folder, run, model__family="decoder", trainer__max_epochs=2)) == 0
+    return run / "bundle"
+
+
+def test_predictions_depend_on_nothing_but_the_row(classifier: Path, folder: Path, tmp_path: Path) -> None:
+    """Not on the batch size, nor on the order, nor on what stands beside it."""
+    table = reviews(40, 3)
+    for name, order in (("forward", table), ("backward", table[::-1])):
+        write_rows(tmp_path / f"{name}.jsonl", order)
+    found = []
+    for name, size in (("forward", 32), ("forward", 1), ("backward", 7)):
+        output = tmp_path / f"{name}-{size}.out.jsonl"
+        command = [
+            "predict",
+            classifier,
+            "--input",
+            tmp_path / f"{name}.jsonl",
+            "--output",
+            output,
+            "--batch_size",
+            size,
+        ]
+        assert cli.main([str(word) for word in command]) == 0
+        results = [json.loads(line) for line in output.read_text().splitlines()]
+        found.append({row["source"]: (row["label"], row["chances"]["1"]) for row in results})
+        assert len(results) == 40
+    for other in found[1:]:
+        assert all(found[0][text][0] == other[text][0] for text in other)
+        assert max(abs(found[0][text][1] - other[text][1]) for text in other) < 2e-6
+
+
+def test_an_interrupted_prediction_goes_on(classifier: Path, tmp_path: Path) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", reviews(12, 4)), tmp_path / "out.jsonl"
+    command = ["predict", str(classifier), "--input", str(source), "--output", str(output)]
+    assert cli.main(command) == 0
+    whole = output.read_bytes()
+    output.write_bytes(whole[:-30])
+    assert cli.main(command) == 0
+    assert output.read_bytes() == whole
+
+
+def test_evaluating_agrees_with_scikit_learn(classifier: Path, folder: Path, tmp_path: Path) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+
+    scores = tmp_path / "scores.json"
+    assert cli.main(["evaluate", str(classifier), "--data", str(folder / "dev.jsonl"), "--json", str(scores)]) == 0
+    table = reviews(60, 2)
+    chances = load(classifier).classify([row["text"] for row in table])
+    guesses, labels = [int(one["1"] > 0.5) for one in chances], [row["label"] for row in table]
+    told = json.loads(scores.read_text())
+    assert told["metrics"]["accuracy"] == pytest.approx(accuracy_score(labels, guesses))
+    assert told["metrics"]["macro_f1"] == pytest.approx(f1_score(labels, guesses, average="macro"))
+    assert told["bundle"] == str(classifier) and told["data"] == str(folder / "dev.jsonl")
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
+def test_short_strings_are_reversed(family: str, tmp_path: Path) -> None:
+    more = {"task__longest": 6, "task__examples": 2000, "data__new_tokenizer__kind": "character"}
+    run = tmp_path / "run"
+    settings = [
+        *words(tmp_path, run, "reversal", model__family=family, generation__max_new_tokens=8, **more),
+        "--data.new_tokenizer.min_frequency", "1", "--trainer.max_epochs", "12", "--trainer.validate_every", "400",
+        "--data.batch_size", "32", "--model.width", "64",
+    ]  # fmt: skip
+    assert cli.main(settings) == 0
+    assert json.loads((run / "bundle" / "meta.json").read_text())["metrics"]["test/exact_match"] > 0.8
+    assert load(run / "bundle").translate(["abc"]) == load(run / "bundle").translate(["abc", "dddd"])[:1]
+
+
+def test_fine_tuning_is_resumed_bit_for_bit(folder: Path, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"model__family": "encoder", "model__dropout": 0.1, "trainer__save_every": 7}
+    assert finish(words(folder, tmp_path / "whole", **more), tmp_path / "out.txt") == 0
+    run = tmp_path / "killed"
+    signal_when(start(words(folder, run, **more), tmp_path / "out.txt"), lambda: last_step(run) >= 20)
+    assert finish(["finetune", "--resume", str(run)], tmp_path / "out.txt") == 0, (tmp_path / "out.txt").read_text()
+    weights = [(path / "bundle" / "model.safetensors").read_bytes() for path in (tmp_path / "whole", run)]
+    assert weights[0] == weights[1] and rows(tmp_path / "whole") == rows(run)
+
+
+def test_an_encoder_is_warm_started_with_fresh_cross_attention_only(tmp_path: Path) -> None:
+    novels = write_novels(tmp_path / "novels")
+    for family in ("encoder", "decoder"):
+        more = {"trainer__max_steps": 2, "data__new_tokenizer__tags": "[<de>]"}
+        assert cli.main(arguments(novels, tmp_path / family, family, **more)) == 0
+    first, second = (load_bundle(tmp_path / family / "bundle") for family in ("encoder", "decoder"))
+    for other, side in ((first, "encoder"), (second, "decoder")):
+        model = warm_start(first, other)
+        state, own, theirs = model.state_dict(), first.model.state_dict(), other.model.state_dict()
+        assert any(".cross." in name for name in state)
+        for name, tensor in state.items():
+            if name.startswith("decoder.") and ".cross." not in name:
+                assert torch.equal(tensor, theirs[name.replace("decoder.", f"{side}.", 1)]), name
+            elif not name.startswith("decoder."):
+                assert torch.equal(tensor, own[name]), name
+    table = [{"en": f"the {word}", "de": f"das {word}"} for word in "sea garden letter storm boat".split()] * 4
+    write_rows(tmp_path / "train.jsonl", table)
+    write_rows(tmp_path / "dev.jsonl", table[:5])
+    run = tmp_path / "translation"
+    more = {"init_from": tmp_path / "encoder" / "bundle", "task__tag": "<de>", "generation__max_new_tokens": 6}
+    assert cli.main(words(tmp_path, run, "translation", trainer__max_epochs=1, **more)) == 0
+    assert load_bundle(run / "bundle").model.architecture.family == "encoder-decoder"
+
+
+# --- Rows and examples ---
+
+
+def tokenizer_and_encoder(folder: Path, family: str, task: str = "sentiment") -> Encoder:
+    from pipeline.data.config import TokenizerConfig
+    from pipeline.tokenizer import train
+
+    tokenizer = train((row["text"] for row in reviews(100, 1)), TokenizerConfig(vocab_size=420))
+    settings = resolve(ModelConfig(family=family, size="tiny"))  # type: ignore[arg-type]
+    return Encoder(TaskConfig(name=task), settings, tokenizer, ["0", "1"], 24, 12)  # type: ignore[arg-type]
+
+
+def test_a_decoder_reads_source_separator_and_target_with_loss_on_the_target(folder: Path) -> None:
+    encoder = tokenizer_and_encoder(folder, "decoder", "translation")
+    tokenizer = encoder.tokenizer
+    example = encoder.example(Row("the film", "a plot"))
+    source, target = tokenizer.encode("the film"), tokenizer.encode("a plot")
+    begin, separator, end = (tokenizer.id("begin"), tokenizer.id("separator"), tokenizer.id("end"))
+    assert example.inputs is not None
+    assert example.inputs.tolist() == [begin, *source, separator, *target]
+    assert example.targets.tolist() == [IGNORED] * (len(source) + 1) + [*target, end]
+    long = encoder.example(Row("film " * 100, "plot " * 100))
+    assert long.inputs is not None and len(long.inputs) == 24 + 11 + 2 and encoder.cut == {"source": 1, "target": 1}
+
+
+def test_pooling_never_sees_padding() -> None:
+    states = torch.arange(24.0).reshape(2, 4, 3)
+    real = torch.tensor([[True, True, False, False], [True, True, True, True]])
+    wild = states.masked_fill(~real[..., None], 1e9)
+    for pooling in ("mean", "class", "last"):
+        assert torch.equal(pooled(wild, real, pooling)[0], pooled(states[:1, :2], None, pooling)[0])
+    assert torch.equal(pooled(wild, real, "last")[0], states[0, 1])
+
+
+def test_batches_by_tokens_hold_every_row_once_an_epoch() -> None:
+    lengths = np.random.default_rng(0).integers(3, 60, 500)
+    steps = TokenSteps(lengths, batch_tokens=400, seed=1)
+    for epoch in (0, 1):
+        batches = [steps.keys(epoch * steps.per_epoch + place) for place in range(steps.per_epoch)]
+        assert sorted(key[2] for batch in batches for key in batch) == list(range(500))
+        assert all(len(batch) * max(lengths[key[2]] for key in batch) <= 400 or len(batch) == 1 for batch in batches)
+        shares = [Share(rank, 2, 0).parts(batches[0], 0)[0] for rank in (0, 1)]
+        assert sorted(shares[0] + shares[1]) == sorted(batches[0])
+    assert steps.keys(0) != [(0, 0, key[2]) for key in steps.keys(steps.per_epoch)]
+
+
+def test_made_up_rows_are_right_and_in_one_split_only() -> None:
+    task = TaskConfig(name="case", examples=200, longest=8)
+    found = made_up(task, 1)
+    for row in found.train:
+        letters = row.source[3:]
+        assert row.target == (letters.upper() if row.source.startswith("<U>") else letters.lower())
+    assert not {row.source for row in found.train} & {row.source for row in (*found.validation, *found.test)}
+
+
+def test_a_limit_draws_by_the_seed(folder: Path) -> None:
+    task, data = TaskConfig(name="sentiment"), TaskDataConfig(
+        train=str(folder / "train.jsonl"), validation=str(folder / "dev.jsonl"), limit=20
+    )  # fmt: skip
+    one, again, other = (read_task(task, data, seed).train for seed in (1, 1, 2))
+    assert one == again != other and len(one) == 20
+
+
+BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    "no column": ({"review": "x", "label": 1}, "no column 'text'; it has review, label"),
+    "null text": ({"text": None, "label": 1}, "column 'text' holds None"),
+    "number": ({"text": 3, "label": 1}, "column 'text' holds 3"),
+    "empty": ({"text": "  ", "label": 1}, "column 'text' is empty"),
+    "no label": ({"text": "x", "label": None}, "column 'label' holds None"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_a_bad_row_is_one_line_with_its_number_or_is_skipped(
+    name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, message = BAD_ROWS[name]
+    write_rows(tmp_path / "train.jsonl", [*reviews(30, 1), row])
+    write_rows(tmp_path / "dev.jsonl", reviews(10, 2))
+    assert cli.main(words(tmp_path, tmp_path / "run")) == 2
+    error = capsys.readouterr().err
+    assert f"train.jsonl row 31: {message}" in error and "Traceback" not in error
+    assert cli.main(words(tmp_path, tmp_path / "run2", data__on_error="skip", trainer__max_epochs=1)) == 0
+    assert "1 of 31 rows skipped" in capsys.readouterr().err
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "one class": ({"train": [{"text": "x", "label": 1}] * 20}, {}, "all rows have the label 1"),
+    "unknown label": ({"dev": [{"text": "x", "label": 7}]}, {}, "label '7': not among those of the training rows"),
+    "no file": ({}, {"data__train": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
+    "no bundle": ({}, {"init_from": "nowhere"}, "nowhere"),
+    "encoder asked to write": ({}, {"task__name": "reversal"}, "a model of family encoder cannot do reversal"),
+    "too long": (
+        {},
+        {"model__position": "learned", "model__max_positions": 16},
+        "need 66 positions, but the model has 16",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tables, settings, message = MISTAKES[name]
+    for split, size in (("train", 30), ("dev", 10)):
+        write_rows(tmp_path / f"{split}.jsonl", tables.get(split, reviews(size, 1)))
+    assert cli.main(words(tmp_path, tmp_path / "run", **settings)) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_a_pretrained_bundle_says_that_it_does_no_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    novels = write_novels(tmp_path / "novels")
+    assert cli.main(arguments(novels, tmp_path / "run", "encoder", trainer__max_steps=1)) == 0
+    bundle = str(tmp_path / "run" / "bundle")
+    assert cli.main(["predict", bundle, "text"]) == 2
+    assert "not fine-tuned for a task" in capsys.readouterr().err
+    assert cli.main(["generate", bundle, "text"]) == 2
+    assert "an encoder cannot write" in capsys.readouterr().err
