@@ -12,9 +12,8 @@ import torch
 from pipeline.bundle import Bundle, Model, load_bundle, make_model, save_bundle
 from pipeline.configuration import build
 from pipeline.data.catalogue import cache
-from pipeline.data.corpus import Corpus, scan
+from pipeline.data.corpus import SPLITS, Corpus, scan
 from pipeline.data.datamodule import Share, Steps
-from pipeline.data.inspection import print_splits
 from pipeline.data.store import MANIFEST, Store, prepare_store
 from pipeline.data.windows import Windows
 from pipeline.errors import UserError
@@ -75,7 +74,8 @@ def make_material(config: PretrainConfig, run: Run) -> tuple[Tokenizer, Store]:
         if config.init_from or config.data.tokenizer:
             start_tokenizer(config).save(folder)
         corpus = scan(config.data)
-        print_splits(corpus)
+        sizes = ", ".join(f"{corpus.bytes(split) / 1e6:.1f} MB for {split}" for split in SPLITS if corpus.bytes(split))
+        note(f"corpus of {len(corpus.entries):,} documents: {sizes}")
         if not (folder / "meta.json").is_file():
             train_tokenizer_for(config, corpus, folder)
         stores = Path(config.data.stores) if config.data.stores else cache() / "stores"
