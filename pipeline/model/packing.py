@@ -36,7 +36,7 @@ def by_parts(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
     """
     most = max(1, linear.out_features // LEAST_OUTPUTS)
     parts = math.gcd(linear.out_features, min(most, PARTS_PER_THREAD * torch.get_num_threads()))
-    weight_PIO = linear.weight.view(parts, -1, linear.in_features).mT.contiguous()
+    weight_PIO = linear.weight.reshape(parts, -1, linear.in_features).mT.contiguous()
     bias = linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
     bias_P1O = bias.view(parts, 1, -1)
 
