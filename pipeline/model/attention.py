@@ -216,8 +216,8 @@ class LayerCache:
 
     def keep(self, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor]:
         """Remember keys and values that will not change."""
-        self.keys, self.values = k_BKSD, v_BKSD
-        return k_BKSD, v_BKSD
+        self.keys, self.values = k_BKSD.contiguous(), v_BKSD.contiguous()  # they are read many times
+        return self.keys, self.values
 
     def reorder(self, rows: Tensor) -> None:
         """Let row i go on from what row `rows[i]` has seen."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pipeline.bundle import Model
 from pipeline.errors import UserError
 from pipeline.model.config import GenerationConfig
+from pipeline.model.packing import packed
 from pipeline.model.transformer import Branches, Memory, Transformer
 
 NOTHING = -1  # what a history holds where there is no token
@@ -47,7 +48,7 @@ def generate(
     whatever else is in the batch. Beam search returns fewer sequences than it should only if there are no more.
     """
     check(model, prompts, config, memory)
-    with inference(model):
+    with inference(model), packed(*filter(None, (model.decoder, model.head))):
         ids_BT, real_BT = padded(prompts, model, left=True)
         history_BL = ids_BT.new_full((len(prompts), ids_BT.shape[1] + config.max_new_tokens), NOTHING)
         history_BL[:, : ids_BT.shape[1]] = ids_BT if real_BT is None else ids_BT.where(real_BT, NOTHING)
@@ -191,10 +192,10 @@ def sample(
     rows = list(range(len(logits_RV)))  # which sequence each row is
     written: dict[int, Generated] = {}
     for length in range(1, config.max_new_tokens + 1):
-        normaliser_R = logits_RV.logsumexp(-1)
+        logs_RV = logits_RV.log_softmax(-1)
         restrain(logits_RV, history_RL[:, : start + length - 1], length, config, end)
         chosen_R = choose(logits_RV, draws_RL[:, length - 1], config)
-        total_R = total_R + logits_RV.gather(-1, chosen_R[:, None])[:, 0] - normaliser_R
+        total_R = total_R + logs_RV.gather(-1, chosen_R[:, None])[:, 0]
         history_RL[:, start + length - 1] = chosen_R
         for row, token in enumerate(chosen_R.tolist()):
             if (token == end or length == config.max_new_tokens) and rows[row] not in written:
@@ -303,11 +304,11 @@ def candidates(
     logits_BNV: Tensor, total_BN: Tensor, history_BNL: Tensor, length: int, config: GenerationConfig, end: int
 ) -> list[list[Candidate]]:
     """The best continuations of each prompt: twice as many as beams, since half of them may end."""
-    normaliser_BN1 = logits_BNV.logsumexp(-1, keepdim=True)
-    restrain(logits_BNV.flatten(0, 1), history_BNL.flatten(0, 1), length, config, end)
+    logs_BNV = logits_BNV.log_softmax(-1)
+    restrain(logs_BNV.flatten(0, 1), history_BNL.flatten(0, 1), length, config, end)
     wanted = 2 * config.beams
-    own = logits_BNV.topk(min(wanted, logits_BNV.shape[-1]))  # the best of all are among the best of each
-    totals = (own.values - normaliser_BN1 + total_BN[..., None]).flatten(1)
+    own = logs_BNV.topk(min(wanted, logs_BNV.shape[-1]))  # the best of all are among the best of each
+    totals = (own.values + total_BN[..., None]).flatten(1)
     best = totals.topk(min(wanted, totals.shape[1]))
     tokens = own.indices.flatten(1).gather(1, best.indices)
     first_B1 = torch.arange(len(total_BN), device=total_BN.device)[:, None] * total_BN.shape[1]

@@ -104,8 +104,8 @@ class Bucketed(Positions):
         self.table = nn.Embedding(buckets, heads)
 
     def biases(self, layers: int, queries: Tensor, keys: Tensor) -> list[Tensor | None]:
-        bias_HTS = self.table(self.bucket(keys[None, :] - queries[:, None])).permute(2, 0, 1)
-        return [bias_HTS] * layers
+        bias_TSH = self.table(self.bucket(keys[None, :] - queries[:, None]))
+        return [bias_TSH.permute(2, 0, 1).contiguous()] * layers  # attention reads other orders slowly
 
     def bucket(self, distance_TS: Tensor) -> Tensor:
         """A bucket for each small distance, then growing ones; half of them for what comes later, if that is seen."""
