@@ -14,6 +14,7 @@ from pipeline.errors import UserError
 from pipeline.model.config import GenerationConfig, ModelConfig, resolve
 from pipeline.model.generation import Generated, encode, generate
 from pipeline.model.huggingface import export_model
+from pipeline.model.packing import packed
 from pipeline.model.transformer import Memory
 from pipeline.tokenizer import train
 from tests.novels import novel
@@ -250,3 +251,15 @@ def test_what_cannot_be_written_is_one_line() -> None:
         encode(make("encoder-decoder"), [[]])
     with pytest.raises(UserError, match="a prompt of 60 tokens and 10 new ones, but the model has 64 positions"):
         generate(make("decoder", "learned"), [[5] * 60], config, end=END)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "bias"), [(8, 64, True), (5, 33, False), (16, 3, True), (7, 1, True)])
+def test_packed_weights_give_the_same_products_and_leave_no_trace(inputs: int, outputs: int, bias: bool) -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(inputs, outputs, bias=bias)
+    for shape in ((1, inputs), (16, 1, inputs)):
+        x = torch.randn(shape)
+        with torch.no_grad(), packed(linear):
+            fast = linear(x)
+        assert "forward" not in vars(linear)
+        torch.testing.assert_close(fast, linear(x), rtol=1e-5, atol=1e-6)

@@ -2,7 +2,9 @@
 
 import random
 import signal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ def novels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_novels(tmp_path_factory.mktemp("corpus") / "novels")
 
 
-def undisturbed(novels: Path, folder: Path, **more: object) -> Path:
+def undisturbed(novels: Path, folder: Path, **more: Any) -> Path:
     run = folder / "undisturbed"
     assert finish(arguments(novels, run, **more), folder / "out.txt") == 0, (folder / "out.txt").read_text()
     return run
@@ -26,7 +28,11 @@ def same(one: Path, other: Path) -> bool:
     return weights[0] == weights[1] and rows(one) == rows(other)
 
 
-def kill_often(novels: Path, folder: Path, seed: int, kills: int, **more: object) -> Path:
+def has_reached(run: Path, step: int) -> bool:
+    return last_step(run) >= step
+
+
+def kill_often(novels: Path, folder: Path, seed: int, kills: int, **more: Any) -> Path:
     """Kill a run a few times at random steps, once inside a save, and let it finish."""
     run, draw = folder / f"killed-{seed}", random.Random(seed)
     for number in range(kills):
@@ -35,7 +41,7 @@ def kill_often(novels: Path, folder: Path, seed: int, kills: int, **more: object
         if number == 0:  # while a checkpoint is being written
             signal_when(process, lambda: any((run / "checkpoints").glob(".*.tmp")))
         else:
-            signal_when(process, lambda step=step: last_step(run) >= step)
+            signal_when(process, partial(has_reached, run, step))
     assert finish(arguments(novels, run, **more), folder / "out.txt") == 0, (folder / "out.txt").read_text()
     return run
 
@@ -43,7 +49,7 @@ def kill_often(novels: Path, folder: Path, seed: int, kills: int, **more: object
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_killed_run_ends_as_one_that_was_not(family: str, novels: Path, tmp_path: Path) -> None:
     """Dropout on, across epochs, killed at random steps and inside a save."""
-    settings = {"family": family, "data__micro_batch_size": 4}
+    settings: dict[str, Any] = {"family": family, "data__micro_batch_size": 4}
     expected = undisturbed(novels, tmp_path, **settings)
     assert same(expected, kill_often(novels, tmp_path, 1, kills=3, **settings))
 
@@ -51,7 +57,7 @@ def test_a_killed_run_ends_as_one_that_was_not(family: str, novels: Path, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_twenty_times_with_two_workers(seed: int, novels: Path, tmp_path: Path) -> None:
-    settings = {"family": list(FAMILIES)[seed % 3], "data__loader_workers": 2}
+    settings: dict[str, Any] = {"family": list(FAMILIES)[seed % 3], "data__loader_workers": 2}
     expected = undisturbed(novels, tmp_path, **settings)
     assert same(expected, kill_often(novels, tmp_path, seed, kills=3, **settings))
 
