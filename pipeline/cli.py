@@ -102,6 +102,11 @@ COMMANDS: dict[str, Command] = {
         'triptych attention runs/mine/bundle "It was a <mask> night" --output maps',
         ("bundle", "text"),
     ),
+    "compare": Command(
+        "evaluation.config:StudyConfig",
+        "compare",
+        "triptych compare --config configs/study/encoder-vs-decoder.yaml --run_dir studies/mine",
+    ),
     "runs": Command("training.config:RunsConfig", "list_runs", "triptych runs runs", ("folder",)),
     "bundle": Command(
         "training.config:RunBundleConfig", "bundle_run", "triptych bundle runs/mine --step 2000", ("run",)

@@ -22,6 +22,7 @@ from pipeline.data.inspection import print_corpus, print_splits, print_store, pr
 from pipeline.data.sources import sources
 from pipeline.data.store import prepare_store
 from pipeline.errors import UserError
+from pipeline.evaluation.config import StudyConfig
 from pipeline.files import write_text
 from pipeline.model.config import AttentionConfig, ExportConfig, GenerateConfig, ImportConfig
 from pipeline.terminal import note, print_table, progress, say
@@ -127,6 +128,17 @@ def predict(config: PredictConfig) -> None:
     from pipeline.inference import predict
 
     predict(config)
+
+
+def compare(config: StudyConfig) -> None:
+    """Plan and run a study, and print the page that says what it found."""
+    from pipeline.evaluation.report import find, write_report
+    from pipeline.evaluation.study import plan_study, print_plan, run_study
+
+    study = plan_study(config)
+    print_plan(study)
+    if not config.dry_run:
+        say(str(write_report(find(study, run_study(study)))))
 
 
 def generate(config: GenerateConfig) -> None:

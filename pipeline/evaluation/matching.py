@@ -1,0 +1,75 @@
+"""Sizes that make families comparable: the decoder is the reference, and the others are solved for."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pipeline.data.config import OBJECTIVES, ObjectiveConfig
+from pipeline.data.objectives import span_lengths
+from pipeline.model.config import Architecture, ModelConfig, resolve, split_blocks
+from pipeline.model.cost import count_flops, count_parameters
+
+Rule = Literal["parameters", "flops", "tokens"]
+WITHIN = 0.01
+FEED_FORWARD_UNIT = 32
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a model of a study costs under every measure."""
+
+    parameters: int
+    """Of the blocks: outside embeddings, output, positions and heads."""
+    all_parameters: int
+    flops: int
+    """Of training on one window."""
+
+
+def cost_of(model: Architecture, vocab_size: int, window: int, objective: ObjectiveConfig) -> Cost:
+    """Count a model's cost on windows of so many raw tokens."""
+    counted = count_parameters(model, vocab_size)
+    source, target, predicted = lengths(model, window, objective)
+    flops = count_flops(model, vocab_size, source, target, predicted).training
+    return Cost(counted.blocks, counted.total, flops)
+
+
+def lengths(model: Architecture, window: int, objective: ObjectiveConfig) -> tuple[int, int, int]:
+    """Source tokens, target tokens and predicted tokens that an objective makes of a window."""
+    name = objective.name or OBJECTIVES[model.family][0]
+    if model.family == "encoder":
+        return window + 1, 0, round(objective.rate * window)
+    if model.family == "decoder":
+        return 0, window, window if name != "masked" else round(objective.rate * window)
+    if name == "span":
+        source, target = span_lengths(window, objective.rate, objective.span_length)
+        return source, target, target
+    return window // 2 + 1, window - window // 2, window - window // 2
+
+
+def matched(
+    reference: ModelConfig, family: str, rule: Rule, vocab_size: int, window: int, objective: ObjectiveConfig
+) -> ModelConfig:
+    """The settings of a family that cost what the reference decoder costs, to within a percent."""
+    decoder = resolve(replace(reference, family="decoder"))
+    own = replace(reference, family=family)  # type: ignore[arg-type]
+    if family == "decoder" or rule == "tokens":
+        return own
+    goal = value(cost_of(decoder, vocab_size, window, ObjectiveConfig(name="causal")), rule)
+
+    def error(blocks: int, feed_forward: int) -> float:
+        sides = split_blocks(own.family, blocks)
+        model = replace(
+            resolve(own), encoder_layers=sides[0], decoder_layers=sides[1], feed_forward=feed_forward
+        )  # fmt: skip
+        return value(cost_of(model, vocab_size, window, objective), rule) / goal - 1
+
+    least, usual = (2 if family == "encoder-decoder" else 1), decoder.feed_forward
+    blocks = min(range(least, 4 * decoder.layers + 1), key=lambda count: (abs(error(count, usual)), count))
+    widths = range(FEED_FORWARD_UNIT, 8 * decoder.width + 1, FEED_FORWARD_UNIT)
+    near = [(count, width) for count in range(max(least, blocks - 2), blocks + 3) for width in widths]
+    close = [pair for pair in near if abs(error(*pair)) <= WITHIN] or [min(near, key=lambda pair: abs(error(*pair)))]
+    best = min(close, key=lambda pair: (abs(pair[1] - usual), abs(error(*pair))))  # a shape most like the reference's
+    return replace(own, layers=best[0], feed_forward=best[1])
+
+
+def value(cost: Cost, rule: Rule) -> int:
+    return cost.parameters if rule == "parameters" else cost.flops
