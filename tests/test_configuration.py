@@ -6,13 +6,15 @@ from typing import Any, Literal
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.configuration import build, fields_of, to_yaml
 from pipeline.data.config import TokenizerTrainConfig
 from pipeline.errors import UserError
+from pipeline.evaluation.config import StudyConfig
 from pipeline.training.config import FinetuneConfig, PretrainConfig
+from pipeline.training.run import flat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,7 @@ TRICKY = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(
     name=TEXTS | TRICKY,
     words=st.lists(TEXTS | TRICKY, max_size=3),
@@ -130,22 +133,22 @@ REQUIRED = {
     "pretrain": {"data.corpus": "[x]"},
     "model": {"data.corpus": "[x]"},
     "finetune": {"task.name": "sentiment"},
+    "study": {"tasks": "[x]"},
 }
 CLASSES: dict[str, type[Any]] = {
     "tokenizer": TokenizerTrainConfig,
     "pretrain": PretrainConfig,
     "model": PretrainConfig,
     "finetune": FinetuneConfig,
+    "study": StudyConfig,
 }
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_config_of_the_project_can_be_built(path: Path) -> None:
     config_class = CLASSES[path.parent.name]
-    written = set(yaml.safe_load(path.read_text()) or {})
-    given_elsewhere = {
-        key: value for key, value in REQUIRED[path.parent.name].items() if key.split(".")[0] not in written
-    }
+    written = flat(yaml.safe_load(path.read_text()) or {})
+    given_elsewhere = {key: value for key, value in REQUIRED[path.parent.name].items() if key not in written}
     config: Any = build(config_class, [path], given_elsewhere)
     default: Any = build(config_class, [], REQUIRED[path.parent.name])
     assert config != default, "a config that changes nothing"

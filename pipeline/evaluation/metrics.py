@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.evaluation.statistics import influences
+
 Numbers = npt.NDArray[np.float64]
 Answers = Sequence[Sequence[str]]  # for each prediction all texts that are right
 
@@ -18,7 +20,7 @@ class Score:
 
     metrics: dict[str, float]
     examples: list[float]
-    """The main metric, or what stands for it, of every example: what a comparison is paired by."""
+    """What every example adds to the main metric, which is their mean: what a comparison is paired by."""
     signatures: dict[str, str] = field(default_factory=dict)
 
 
@@ -71,10 +73,19 @@ def score_translations(written: Sequence[str], answers: Answers) -> Score:
         "bleu": bleu.corpus_score(written, references).score,
         "chrf": chrf.corpus_score(written, references).score,
     }
-    single = sacrebleu.CHRF()
-    examples = [single.sentence_score(text, list(good)).score for text, good in zip(written, answers, strict=True)]
+    parts = [bleu.corpus_score([text], [[one] for one in good]) for text, good in zip(written, answers, strict=True)]
+    sums_NK = np.array([[*part.counts, *part.totals, part.sys_len, part.ref_len] for part in parts], np.float64)
+    examples = influences(sums_NK, bleu_of).tolist()
     signatures = {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())}
     return Score(metrics | text_habits(written, answers), examples, signatures)
+
+
+def bleu_of(sums_K: Numbers) -> float:
+    """BLEU from matches and n-grams of the four orders and the two lengths, summed over a corpus."""
+    import sacrebleu
+
+    counts = [int(number) for number in sums_K]
+    return float(sacrebleu.BLEU.compute_bleu(counts[:4], counts[4:8], counts[8], counts[9], smooth_method="exp").score)
 
 
 def list_references(answers: Answers) -> Any:

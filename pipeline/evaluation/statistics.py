@@ -105,7 +105,8 @@ def compare(one: Cell, other: Cell, *, draws: int = 2000, seed: int = 0) -> Diff
     variances = first**2 / seeds[0], second**2 / seeds[1]
     freedom = welch_freedom(variances, seeds)
     error = math.sqrt(sum(variances) + example_variance)
-    p_value = 2 * student_cdf(-abs(mean) / error, freedom) if error > rounding else float(mean == 0)
+    error = error if error > rounding else 0.0
+    p_value = 2 * student_cdf(-abs(mean) / error, freedom) if error else float(mean == 0)
     reach = student_quantile((1 + LEVEL) / 2, freedom) * error
     noise = math.sqrt((first**2 + second**2) / 2)
     effect = mean / noise if noise > rounding else None

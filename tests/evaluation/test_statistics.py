@@ -163,7 +163,7 @@ def test_where_nothing_varies_equal_is_equal_and_different_is_different() -> Non
     ahead = compare(right, wrong)
     assert (ahead.mean, ahead.interval, ahead.p_value, ahead.effect) == (1, (1, 1), 0, None)
     rounded = compare(Cell([0.1 + 0.2] * 3), Cell([0.3] * 3))  # 0.30000000000000004 and 0.3
-    assert (rounded.mean, rounded.p_value) == (0, 1)
+    assert (rounded.mean, rounded.interval, rounded.p_value) == (0, (0, 0), 1)
 
 
 def test_seeds_that_agree_by_luck_leave_the_fewest_degrees_of_freedom() -> None:
@@ -294,7 +294,7 @@ def share_called_different(pairs: list[tuple[Cell, Cell]]) -> float:
 def test_a_true_null_is_called_different_in_at_most_six_of_a_hundred_studies(
     seeds: int, noise: tuple[float, float], binary: bool
 ) -> None:
-    # Found: 0.3 to 3 %; the deviation of such a share is at most half a percent.
+    # Found: 0.4 to 3.3 %, each to within about half a percent.
     assert share_called_different(simulate(seeds, 1200, noise=noise, binary=binary)) <= 0.06
 
 
@@ -309,13 +309,13 @@ def test_the_bound_holds_where_it_is_tightest(seeds: int, ratio: float) -> None:
 
 
 def test_either_part_alone_would_call_too_many_nulls_different() -> None:
-    pairs = simulate(5, 1500)
+    pairs = simulate(5, 1500, noise=(0.2, 1), binary=True)
     seeds_alone = np.mean(
         [(compare(Cell(one.metric_S), Cell(other.metric_S)).p_value or 0) < 0.05 for one, other in pairs]
     )
     examples = [one.examples_SN.mean(0) - other.examples_SN.mean(0) for one, other in pairs]
     examples_alone = np.mean(stats.ttest_1samp(examples, 0, axis=1).pvalue < 0.05)
-    assert seeds_alone > 0.06 and examples_alone > 0.2
+    assert seeds_alone > 0.1 and examples_alone > 0.1
 
 
 def test_a_true_difference_of_two_seed_deviations_is_found() -> None:
