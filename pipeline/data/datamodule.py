@@ -172,5 +172,7 @@ class HeldOut:
     def batches(self, share: Share, pad: int) -> Iterator[Batch]:
         """The batches of one process; over all processes every example comes once."""
         own = self.numbers[share.rank :: share.processes]
-        for start in range(0, len(own), share.micro_batch):
-            yield collate([self.example(number) for number in own[start : start + share.micro_batch]], pad=pad)
+        most = -(-len(self.numbers) // share.processes)
+        for start in range(0, most, share.micro_batch):  # as many for each: with fsdp they wait for each other
+            chosen = [self.example(number) for number in own[start : start + share.micro_batch]]
+            yield collate(chosen, pad=pad, like=self.example(self.numbers[0]))

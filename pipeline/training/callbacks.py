@@ -1,5 +1,6 @@
 """What happens between steps: metrics, validation, checkpoints, samples, signals, the clock."""
 
+import math
 import os
 import resource
 import shutil
@@ -18,6 +19,7 @@ import torch
 from pipeline.terminal import note, progress
 from pipeline.training import checkpoint
 from pipeline.training.module import Progress, Training
+from pipeline.training.optim import rate_share
 from pipeline.training.run import Run
 from pipeline.training.tracking import Tracker
 
@@ -51,6 +53,7 @@ class Keeper(pl.Callback):
         assert isinstance(module, Training)
         if self.state:
             checkpoint.restore(self.state, module.model, trainer.optimizers[0])
+            trainer.precision_plugin.load_state_dict(self.state["precision"])
             module.progress = Progress(**self.state["progress"])
             self.state = None  # its memory is needed
         self.clock, self.peak = time.monotonic() - module.progress.seconds, 0.0
@@ -63,7 +66,7 @@ class Keeper(pl.Callback):
     def on_signal(self, module: Training) -> Callable[[int, FrameType | None], None]:
         def handler(number: int, _: FrameType | None) -> None:
             self.stopped_by = number
-            module.stopping = True
+            module.told_to_stop = True
             signal.signal(signal.SIGINT, signal.default_int_handler)  # the second Ctrl-C stops at once
 
         return handler
@@ -114,16 +117,17 @@ class Keeper(pl.Callback):
         elapsed = max(now - since, 1e-9)
         self.logged = (done.tokens, done.flops, now)
         metrics = {
-            "train/loss": done.loss_sum / max(done.loss_count, 1),
-            "train/lr": float(trainer.optimizers[0].param_groups[-1]["lr"]),
+            "train/lr": module.optim.lr * rate_share(module.optim, done.step - 1, module.total_steps),
             "train/gradient_norm": done.gradient_norm,
             "train/skipped_steps": float(done.skipped),
             "speed/tokens_per_second": (done.tokens - tokens) / elapsed,
             "speed/mfu": (done.flops - flops) / elapsed / (self.peak_flops(module) * trainer.world_size),
             "speed/memory_gb": peak_memory(module.device),
         }
+        if done.loss_count:
+            metrics["train/loss"] = done.loss_sum / done.loss_count
         done.loss_sum, done.loss_count = 0.0, 0
-        return metrics
+        return {key: value for key, value in metrics.items() if math.isfinite(value)}
 
     def peak_flops(self, module: Training) -> float:
         if not self.peak:
@@ -145,7 +149,8 @@ class Keeper(pl.Callback):
         if trainer.is_global_zero:
             done = module.progress
             score = self.score() if self.validated_at == done.step else None
-            checkpoint.save(self.run.path, state | {"progress": done.state()}, done.step, score)
+            state |= {"progress": done.state(), "precision": trainer.precision_plugin.state_dict()}
+            checkpoint.save(self.run.path, state, done.step, score)
             checkpoint.prune(self.run.path, module.settings.keep)
         trainer.strategy.barrier()
 

@@ -67,8 +67,11 @@ def whole_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
 
 def restore(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
     """Put weights and optimizer state back, cut for as many processes as there are now."""
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     set_model_state_dict(model, state["model"], options=WHOLE)
     set_optimizer_state_dict(model, optimizer, state["optimizer"], options=WHOLE)
+    for group, asked in zip(optimizer.param_groups, settings, strict=True):
+        group.update(asked)  # what was typed counts, not what was saved
 
 
 def save(run: Path, state: dict[str, Any], step: int, score: float | None) -> None:

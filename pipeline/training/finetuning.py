@@ -278,8 +278,9 @@ def make_job(config: FinetuneConfig, run: Run) -> TaskJob:
     if (trainer.max_steps, trainer.max_epochs, trainer.max_tokens) == (None, None, None):
         trainer = replace(trainer, max_epochs=EPOCHS)
     total = total_steps(trainer, steps.per_epoch, sum(example.tokens for example in examples))
-    share = Share(rank(), trainer.processes, micro)
-    run.prepared(steps=total, rows=rows.fingerprint)
+    share = Share(rank(trainer.devices), trainer.processes, micro)
+    if rank() == 0:
+        run.prepared(steps=total, rows=rows.fingerprint)
     return TaskJob(config, start, rows, encoder, TaskExamples(examples), steps, share, total)
 
 

@@ -146,10 +146,12 @@ class Training(pl.LightningModule):
         self.positions = positions
         """About how many positions of a micro-batch carry loss; it keeps 16-bit gradients in range."""
         self.progress = Progress()
+        self.told_to_stop = False
+        """Set by a signal, at any moment."""
         self.stopping = False
-        """Set by a signal; all processes agree on it at the end of a step."""
+        """What all processes agree on at the end of a step."""
         self.sharded = False
-        self.pending = np.zeros(5)
+        self.pending = np.zeros(4)
         self.pending_loss: Tensor | float = 0.0
         model = network.model
         for stack in (model.encoder, model.decoder):
@@ -188,12 +190,12 @@ class Training(pl.LightningModule):
         computed = sum(ids.numel() for ids in (batch.source_BS, batch.inputs_BT) if ids is not None)
         flops = training_flops(self.model, batch)
         self.pending_loss = self.pending_loss + loss.detach()  # stays on the device, which need not be waited for
-        self.pending += (batch.loss_positions, batch.tokens, computed, flops, self.stopping)
+        self.pending += (batch.loss_positions, batch.tokens, computed, flops)
         return loss / self.positions
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Turn the gradient into that of the mean over all processes and micro-batches; drop it if it is broken."""
-        own = np.array([float(self.pending_loss), *self.pending])
+        own = np.array([float(self.pending_loss), *self.pending, self.told_to_stop])
         self.pending[:], self.pending_loss = 0, 0.0
         loss, count, tokens, computed, flops, stopping = self.over_all_processes(own)
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]

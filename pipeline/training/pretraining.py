@@ -1,6 +1,6 @@
 """Pretraining from raw text to a bundle: the material, the training, and what is handed on."""
 
-import tempfile
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -12,6 +12,7 @@ import torch
 from pipeline.bundle import Bundle, Model, load_bundle, make_model, save_bundle
 from pipeline.configuration import build
 from pipeline.data.catalogue import cache
+from pipeline.data.config import OBJECTIVES
 from pipeline.data.corpus import SPLITS, Corpus, scan
 from pipeline.data.datamodule import Share, Steps
 from pipeline.data.store import MANIFEST, Store, prepare_store
@@ -47,20 +48,26 @@ def pretrain(config: PretrainConfig) -> Path:
 
 def try_out(config: PretrainConfig) -> None:
     """Show the plan and prove that a step and a validation work, in a folder that is deleted afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        once = replace(
-            config,
-            dry_run=False,
-            resume=None,
-            run_dir=f"{folder}/run",
-            tracking=replace(config.tracking, mode="disabled", samples_every=0),
-        )
+    folder = Path(f".dry-run-{fingerprint(asdict(config))[:8]}")  # all processes must find the same
+    once = replace(
+        config,
+        dry_run=False,
+        resume=None,
+        run_dir=str(folder),
+        tracking=replace(config.tracking, mode="disabled", samples_every=0),
+    )
+    try:
         with opened(once, "dry-run") as run:
             job = make_job(once, run)
-            note(job.plan())
-            micro = job.share.micro_batch * job.share.processes
-            short = replace(once, trainer=replace(once.trainer, max_steps=1, validation_samples=micro))
+            if rank() == 0:
+                note(job.plan())
+            batch = job.share.micro_batch * job.share.processes
+            short = replace(once, trainer=replace(once.trainer, max_steps=1, validation_samples=batch))
             train_job(make_job(short, run), run)
+    finally:
+        if rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+    if rank() == 0:
         note("dry run: one step and one validation batch work; nothing was kept")
 
 
@@ -155,7 +162,7 @@ def make_job(config: PretrainConfig, run: Run) -> Job:
             f"only {len(windows)}; use a smaller batch or more text"
         )
     own = -(-data.batch_size // trainer.processes)
-    share = Share(rank(), trainer.processes, min(data.micro_batch_size or own, own))
+    share = Share(rank(trainer.devices), trainer.processes, min(data.micro_batch_size or own, own))
     steps = Steps(len(windows), data.batch_size, config.seed)
     total = total_steps(trainer, steps.per_epoch, len(store.stream("train")))
     job = Job(config, tokenizer, store, start_model(config, tokenizer.vocab_size), steps, share, total)
@@ -225,7 +232,7 @@ def write_bundle(job: Job, module: Training, measured: dict[str, float], run: Ru
         return
     model = make_model(job.model.architecture, job.model.vocab_size)
     model.load_state_dict(weights)
-    meta = bundle_meta(job, run, module.progress.step, measured)
+    meta = bundle_meta(job.config, run, module.progress.step, measured)
     save_bundle(Bundle(model, job.tokenizer, meta), run.bundle)
     tracker.summary({f"final/{key}": value for key, value in measured.items()})
     weights_hash = read_json(run.bundle / "meta.json")["weights_sha256"]
@@ -246,22 +253,22 @@ def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:
     model = start_model(config, tokenizer.vocab_size)
     model.load_state_dict(chosen.read()["model"])
     measured = {} if chosen.score is None else {"val/loss": chosen.score}
-    meta = {"stage": "pretrain", "step": chosen.step, "run": folder.name, "metrics": measured, **run.material}
+    meta = bundle_meta(config, run, chosen.step, measured)
     target = output or folder / f"bundle-{chosen.step:08}"
     save_bundle(Bundle(model, tokenizer, meta), target)
     return target
 
 
-def bundle_meta(job: Job, run: Run, step: int, measured: dict[str, float]) -> dict[str, Any]:
+def bundle_meta(config: PretrainConfig, run: Run, step: int, measured: dict[str, float]) -> dict[str, Any]:
     """Where a bundle comes from."""
-    objective = job.examples.objective
+    objective = config.objective
     return {
         "stage": "pretrain",
         "step": step,
-        "corpus_fingerprint": job.store.corpus,
-        "objective": list(objective.schedule) or [objective.name],
-        "config_fingerprint": fingerprint(asdict(job.config)),
-        "parent": job.config.init_from,
+        "corpus_fingerprint": run.material["corpus"],
+        "objective": list(objective.schedule) or [objective.name or OBJECTIVES[config.model.family][0]],
+        "config_fingerprint": fingerprint(asdict(config)),
+        "parent": config.init_from,
         "run": run.path.name,
         "metrics": measured,
     }

@@ -29,12 +29,15 @@ FREE = re.compile(
 NOT_COMPARED = {"run_dir", "resume", "dry_run"}
 
 
-def rank() -> int:
-    """The number of this process among those that train together, before anything is set up; 0 is in charge."""
+def rank(devices: int = 1) -> int:
+    """The number of this process among those that train together, so many a machine, before anything is set up.
+
+    0 is in charge; whether it is 0 can be asked without knowing the devices.
+    """
     for name in ("RANK", "SLURM_PROCID"):
         if name in os.environ and (name == "RANK" or "SLURM_NTASKS" in os.environ):
             return int(os.environ[name])
-    return int(os.environ.get("NODE_RANK", 0)) + int(os.environ.get("LOCAL_RANK", 0))  # 0 only if both are
+    return int(os.environ.get("NODE_RANK", 0)) * devices + int(os.environ.get("LOCAL_RANK", 0))
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,8 @@ def opened(config: Any, name: str) -> Iterator[Run]:
             raise UserError(f"{run.path}: another process works on this run; wait for it or stop it") from error
         if run.settings:
             check_changes(run, config)
-        write_text(run.path / "config.yaml", to_yaml(config))
+        if not run.finished:
+            write_text(run.path / "config.yaml", to_yaml(config))
         yield run
 
 
@@ -193,7 +197,9 @@ def describe(run: Run) -> tuple[object, ...]:
 
 def is_locked(run: Run) -> bool:
     """Whether a process works on a run now."""
-    with (run.path / ".lock").open("a") as lock:
+    if not (run.path / ".lock").is_file():
+        return False
+    with (run.path / ".lock").open() as lock:
         try:
             flock(lock, LOCK_EX | LOCK_NB)
         except BlockingIOError:

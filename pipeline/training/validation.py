@@ -46,7 +46,9 @@ def measure(job: Job, module: Training, split: Split, objective: ObjectiveConfig
         for batch in examples.batches(job.share, job.pad):
             wanted_BT = batch.targets_BT != IGNORED
             targets_P = batch.targets_BT[wanted_BT]
-            late_P = wanted_BT.nonzero()[:, 1] >= (0 if objective.name == "prefix" else batch.targets_BT.shape[1] // 2)
+            halves_B = wanted_BT.sum(1) // 2 if objective.name == "causal" else torch.zeros(len(wanted_BT))
+            row_P, place_P = wanted_BT.nonzero(as_tuple=True)
+            late_P = place_P >= halves_B[row_P]
             losses_P = network(batch.to(module.device), each=True).double().cpu()
             text_P, bytes_P = ordinary[targets_P], token_bytes[targets_P]
             sums += (
