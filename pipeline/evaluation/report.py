@@ -262,7 +262,7 @@ def bars(findings: Findings) -> Any:
     axes.set_xticks(range(len(tasks)), names)
     for family in families:
         axes.bar(0, 0, color=COLOURS[family], label=family)
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(families), frameon=False)
     return figure
 
 

@@ -15,10 +15,10 @@ from pipeline.data.config import OBJECTIVES
 from pipeline.data.tasks import TASKS
 from pipeline.errors import Stopped, UserError
 from pipeline.evaluation.config import StudyConfig
-from pipeline.evaluation.matching import Cost, cost_of, matched
+from pipeline.evaluation.matching import WITHIN, Cost, cost_of, matched, value
 from pipeline.files import read_json, write_json, write_text
 from pipeline.model.config import ModelConfig, resolve
-from pipeline.terminal import note, print_table
+from pipeline.terminal import note, print_table, warn
 from pipeline.training.config import FinetuneConfig, PretrainConfig
 from pipeline.training.run import Run
 
@@ -176,6 +176,9 @@ def print_plan(study: Study) -> None:
         shape = (f"{model.width} × {blocks}", model.feed_forward)
         parameters = (cost.parameters, cost.parameters / decoder.parameters, cost.all_parameters)
         rows.append((family, *shape, *parameters, f"{cost.flops:.3g}", cost.flops / decoder.flops))
+        off = abs(value(cost, study.config.match) / value(decoder, study.config.match) - 1)
+        if study.config.match != "tokens" and off > WITHIN:
+            warn(f"{family}: no shape is nearer than {off:.1%}; a larger size can be matched more closely")
     header = ("family", "width × blocks", "feed-forward", "block parameters", "ratio", "all", "FLOPs a window", "ratio")
     print_table(f"Matched by {study.config.match}, at equal raw tokens", header, rows)
     jobs = [*study.pretraining(), *study.grid(), *study.cells()]
