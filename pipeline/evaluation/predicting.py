@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from pipeline.bundle import Model
-from pipeline.data.batch import collate
+from pipeline.data.batch import Batch, collate
 from pipeline.data.tasks import TASKS, Encoder, Row
 from pipeline.evaluation.metrics import Score, score_classes, score_exact, score_summaries, score_translations
 from pipeline.model.config import GenerationConfig
 from pipeline.model.generation import encode, generate, inference
-from pipeline.model.heads import Pooling
-from pipeline.training.module import class_logits
+from pipeline.model.heads import Pooling, pooled
 
 
 @dataclass(frozen=True)
@@ -67,3 +67,16 @@ class Predictor:
         if task == "summarization":
             return score_summaries(predictions, answers)
         return score_exact(predictions, answers, [row.source.removeprefix("<U>").removeprefix("<L>") for row in rows])
+
+
+def class_logits(model: Model, batch: Batch, pooling: Pooling) -> Tensor:
+    """The logits of classes: of an encoder's pooled states, or of the decoder's where there is one."""
+    assert model.classifier is not None
+    memory = None
+    if batch.source_BS is not None:
+        memory = model.encode(batch.source_BS, batch.source_real_BS)
+    if batch.inputs_BT is None:
+        assert memory is not None
+        return model.classifier(pooled(memory.states_BSC, batch.source_real_BS, pooling))
+    states_BTC = model.decode(batch.inputs_BT, batch.inputs_real_BT, memory, batch.prefix_B)
+    return model.classifier(pooled(states_BTC, batch.inputs_real_BT, pooling))

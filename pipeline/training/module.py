@@ -20,8 +20,9 @@ from pipeline.bundle import Model
 from pipeline.data.batch import Batch
 from pipeline.data.objectives import IGNORED
 from pipeline.errors import UserError
+from pipeline.evaluation.predicting import class_logits
 from pipeline.model.cost import count_flops
-from pipeline.model.heads import Pooling, pooled
+from pipeline.model.heads import Pooling
 from pipeline.model.recurrent import Recurrent
 from pipeline.model.transformer import Transformer
 from pipeline.training.config import OptimConfig, TrainerConfig
@@ -109,19 +110,6 @@ class Classifier(Network):
             label_smoothing=0.0 if each else self.smoothing,
         )
         return losses_B[batch.labels_B != IGNORED] if each else losses_B.sum()
-
-
-def class_logits(model: Model, batch: Batch, pooling: Pooling) -> Tensor:
-    """The logits of classes: of an encoder's pooled states, or of the decoder's where there is one."""
-    assert model.classifier is not None
-    memory = None
-    if batch.source_BS is not None:
-        memory = model.encode(batch.source_BS, batch.source_real_BS)
-    if batch.inputs_BT is None:
-        assert memory is not None
-        return model.classifier(pooled(memory.states_BSC, batch.source_real_BS, pooling))
-    states_BTC = model.decode(batch.inputs_BT, batch.inputs_real_BT, memory, batch.prefix_B)
-    return model.classifier(pooled(states_BTC, batch.inputs_real_BT, pooling))
 
 
 class Training(pl.LightningModule):
