@@ -14,10 +14,10 @@ demo: .venv/installed-core
 	@TRIPTYCH=$(BIN)/triptych sh demo.sh
 
 test: .venv/installed-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: .venv/installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -101,7 +101,8 @@ class Keeper(pl.Callback):
         for every, routine in self.routines:
             if every and (done.step % every == 0 or last):
                 self.write(trainer, done, routine())
-        if done.step % settings.save_every == 0 or last or module.stopping:
+        is_best = self.validated_at == done.step and done.stale == 0
+        if done.step % settings.save_every == 0 or is_best or last or module.stopping:
             self.save(trainer, module)
         trainer.should_stop = last or module.stopping
 

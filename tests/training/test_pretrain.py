@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from torch import Tensor
 from pipeline import cli
 from pipeline.bundle import load_bundle
 from pipeline.configuration import build
+from pipeline.errors import UserError
 from pipeline.tokenizer import Tokenizer
 from pipeline.training import checkpoint
 from pipeline.training.config import PretrainConfig
+from pipeline.training.fit import one_line_memory_errors
 from pipeline.training.run import opened
 from tests.training.jobs import arguments, rows, write_novels
 
@@ -431,3 +434,12 @@ def test_two_jobs_cannot_work_on_one_run(
         assert cli.main(["pretrain", "--resume", str(tmp_path / "run")]) == 2
         assert "another process works on this run" in one_line(capsys)
         assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory. Tried to allocate"), MemoryError()])
+def test_running_out_of_memory_proposes_a_smaller_micro_batch(error: Exception) -> None:
+    module: Any = SimpleNamespace(micro_batch=8)
+    with pytest.raises(UserError, match=r"--data.micro_batch_size 4$"), one_line_memory_errors(module):
+        raise error
+    with pytest.raises(RuntimeError, match="something else"), one_line_memory_errors(module):
+        raise RuntimeError("something else")
