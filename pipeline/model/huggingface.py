@@ -61,6 +61,8 @@ def export_model(bundle: Bundle, folder: Path) -> None:
     model = bundle.model
     if not isinstance(model, Transformer):
         raise UserError("a recurrent model has no counterpart in transformers; it cannot be exported")
+    if model.classifier is not None:
+        raise UserError("a fine-tuned classifier cannot be exported; export the bundle that it was fine-tuned from")
     form = form_for(model.architecture)
     config = config_for(form, model.architecture) | {"vocab_size": model.vocab_size} | token_ids(bundle)
     tensors = tensors_for(form, model, tied=config["tie_word_embeddings"] and model.architecture.tie_embeddings)

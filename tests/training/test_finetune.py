@@ -311,3 +311,10 @@ def test_a_pretrained_bundle_says_that_it_does_no_task(tmp_path: Path, capsys: p
     assert "not fine-tuned for a task" in capsys.readouterr().err
     assert cli.main(["generate", bundle, "text"]) == 2
     assert "an encoder cannot write" in capsys.readouterr().err
+
+
+def test_a_classifier_is_not_exported_without_its_head(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["export", str(classifier), str(tmp_path / "exported")]) == 2
+    assert "a fine-tuned classifier cannot be exported" in capsys.readouterr().err
