@@ -168,7 +168,7 @@ def run(arguments: list[str]) -> None:
     if "resume" in typed:
         files.insert(0, settings_of(Path(typed["resume"][-1])))
     print_only = typed.pop("print_config", ["false"])[-1].lower() == "true"
-    config = build(config_class, files, {key: as_option(values, known[key]) for key, values in typed.items()})
+    config = build(config_class, files, {key: as_option(values, known.get(key, Any)) for key, values in typed.items()})
     if print_only:
         sys.stdout.write(to_yaml(config))
         return
@@ -267,9 +267,10 @@ def parse_words(words: Sequence[str], positional: Sequence[str], known: Mapping[
             key, equals, value = word[2:].partition("=")
             key = key.replace("-", "_")
             check_key(key, known, f"--{key}")
-            values = [value] if equals else take_values(waiting, known[key], one=key == "config" and bool(positional))
+            kind = known.get(key, Any)  # inside a dict a key may be anything
+            values = [value] if equals else take_values(waiting, kind, one=key == "config" and bool(positional))
             if not values:
-                raise UserError(f"--{key}: needs a value, {in_words(known[key])}")
+                raise UserError(f"--{key}: needs a value, {in_words(kind)}")
             typed.setdefault(key, []).extend(values)
         else:
             add_plain(typed, [word], positional, known)

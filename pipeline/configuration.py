@@ -88,8 +88,9 @@ def fields_of(config_class: type, prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, kind in typing.get_type_hints(config_class).items():
         found[prefix + name] = kind
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            found |= fields_of(kind, f"{prefix}{name}.")
+        for member in members(kind):
+            if dataclasses.is_dataclass(member) and isinstance(member, type):
+                found |= fields_of(member, f"{prefix}{name}.")
     return found
 
 

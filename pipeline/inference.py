@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from pipeline.bundle import Bundle, load_bundle
 from pipeline.data import catalogue
 from pipeline.data.config import TaskConfig, TaskDataConfig
-from pipeline.data.tasks import TASKS, Encoder, Row, read_rows, stream_rows
+from pipeline.data.tasks import TASKS, Encoder, Row, check_labels, read_rows, stream_rows
 from pipeline.errors import UserError
 from pipeline.evaluation.attention_maps import attention_maps
 from pipeline.evaluation.predicting import Predictor
@@ -99,8 +99,13 @@ def evaluate(config: EvaluateConfig) -> None:
     file = config.data
     if file in catalogue.ENTRIES:
         folder = catalogue.get(file)
-        file = str(next(path for name in ("test", "dev") if (path := folder / f"{name}.jsonl").is_file()))
+        found = [path for name in ("test", "dev") if (path := folder / f"{name}.jsonl").is_file()]
+        if not found:
+            raise UserError(f"data: {file} has no rows of a task; see `triptych data list`")
+        file = str(found[0])
     rows = read_rows(file, predictor.encoder.task, TaskDataConfig(on_error=config.on_error))
+    if predictor.encoder.labels:
+        check_labels(rows, predictor.encoder.labels, file)
     if not rows:
         raise UserError(f"{file}: no rows to measure on")
     score = predictor.score(rows, predictor.predict(rows))
@@ -116,29 +121,28 @@ def predict(config: PredictConfig) -> None:
     """Write a JSON row for each text, a few thousand at a time; an output that was interrupted goes on."""
     predictor = load(config.bundle).predictor(config.batch_size)
     rows = texts_to_predict(config, predictor)
-    done = 0
+    done = pass_over(Path(config.output), rows) if config.output else 0
     with ExitStack() as stack:
         out: TextIO = sys.stdout
         if config.output:
-            done = whole_lines(Path(config.output))
             out = stack.enter_context(Path(config.output).open("a", encoding="utf-8"))
-        numbered = enumerate(row for row in rows)
-        while chunk := list(islice(((number, row) for number, row in numbered if number >= done), CHUNK)):
-            kept = [row for _, row in chunk if row is not None]
-            results = iter(predictor.predict(kept, first=chunk[0][0]))
-            for number, row in chunk:
+        while chunk := list(islice(rows, CHUNK)):
+            results = iter(predictor.predict([row for row in chunk if row is not None], first=done))
+            for number, row in enumerate(chunk, done):
                 out.write(json.dumps(result_row(number, row, results, predictor), ensure_ascii=False) + "\n")
             out.flush()
+            done += len(chunk)
 
 
 def texts_to_predict(config: PredictConfig, predictor: Predictor) -> Iterator[Row | None]:
+    """The texts that were typed, or those of a file or of standard input, one after the other."""
     if config.texts:
         return iter([Row(text) for text in config.texts])
     if config.input is None:
         return (Row(line.rstrip("\n")) for line in sys.stdin if line.strip())
     path = Path(config.input)
     if path.suffix == ".txt":
-        return (Row(line.rstrip("\n")) for line in path.open(encoding="utf-8") if line.strip())
+        return (Row(line.rstrip("\n")) for line in path.open(encoding="utf-8", errors="replace") if line.strip())
     return stream_rows(config.input, predictor.encoder.task, config.on_error == "skip", answers=False)
 
 
@@ -152,16 +156,21 @@ def result_row(number: int, row: Row | None, results: Iterator[Any], predictor: 
     return {"row": number, "source": row.source, "label": max(chances, key=chances.__getitem__), "chances": chances}
 
 
-def whole_lines(path: Path) -> int:
-    """How many rows an interrupted output has; a last one that was cut off is removed."""
+def pass_over(path: Path, rows: Iterator[Row | None]) -> int:
+    """Pass over the rows whose results a file has; a last result that was cut off is removed and made again."""
+    done = end = 0
     if not path.is_file():
         return 0
-    content = path.read_bytes()
-    kept = content[: content.rfind(b"\n") + 1]
-    if len(kept) < len(content):
-        with path.open("r+b") as opened:
-            opened.truncate(len(kept))
-    return kept.count(b"\n")
+    with path.open("r+b") as opened:
+        for line in opened:
+            if not line.endswith(b"\n"):
+                break
+            row = next(rows, None)
+            if json.loads(line).get("source") != (row.source if row else None):
+                raise UserError(f"{path}: holds results of other texts; choose another --output or delete it")
+            done, end = done + 1, end + len(line)
+        opened.truncate(end)
+    return done
 
 
 def draw_attention(config: AttentionConfig) -> list[Path]:

@@ -5,12 +5,14 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from pipeline.data import catalogue, hub
+from pipeline.data.cleaning import without_surrogates
 from pipeline.data.config import TaskConfig, TaskDataConfig, TaskName
 from pipeline.data.objectives import IGNORED, Example
 from pipeline.data.shard import Integers
@@ -74,6 +76,8 @@ class Rows:
     train: list[Row]
     validation: list[Row]
     test: list[Row] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    """The classes of all training rows, also of those that a limit leaves out."""
 
     @property
     def fingerprint(self) -> str:
@@ -106,7 +110,18 @@ def read_task(task: TaskConfig, data: TaskDataConfig, seed: int) -> Rows:
     for split, rows in (("train", train), ("validation", splits["validation"])):
         if not rows:
             raise UserError(f"data.{split}: no rows in {files[split]}")
-    return Rows(train, splits["validation"], splits["test"])
+    labels = label_names(splits["train"]) if TASKS[task.name].kind == "classification" else []
+    for split in ("validation", "test"):
+        check_labels(splits[split], labels, str(files[split]))
+    return Rows(train, splits["validation"], splits["test"], labels)
+
+
+def check_labels(rows: list[Row], labels: list[str], file: str) -> None:
+    """Refuse a class that training never sees, with the row it stands in."""
+    for number, row in enumerate(rows, 1):
+        if row.label is not None and row.label not in labels:
+            known = ", ".join(labels[:10])
+            raise UserError(f"{file} row {number}: label {row.label!r} is not one of the training rows ({known})")
 
 
 def read_rows(file: str, task: TaskConfig, data: TaskDataConfig, answers: bool = True) -> list[Row]:
@@ -156,7 +171,7 @@ def as_row(columns: Columns, task: TaskConfig, answers: bool = True) -> Row:
         return Row(source)
     if TASKS[task.name].kind == "classification":
         value = columns.get(names["label"])
-        if value is None or isinstance(value, list | dict) or (isinstance(value, float) and value != value):
+        if value in (None, "") or isinstance(value, list | dict) or (isinstance(value, float) and value != value):
             raise UserError(missing(columns, names["label"], "label"))
         return Row(source, label=str(int(value) if isinstance(value, bool) else value))
     target = text_of(columns, names["target"], "target")
@@ -180,6 +195,7 @@ def text_of(columns: Columns, name: str, role: str) -> str:
     value = columns.get(name)
     if not isinstance(value, str):
         raise UserError(missing(columns, name, role))
+    value = without_surrogates(value)
     if not value.strip():
         raise UserError(f"column {name!r} is empty; remove the row, or use --data.on_error skip")
     return value
@@ -211,23 +227,27 @@ def limited(rows: list[Row], limit: int | None, seed: int) -> list[Row]:
 
 
 def made_up(task: TaskConfig, seed: int) -> Rows:
-    """Strings to reverse or to write in capitals or small letters (worksheets 000 and 001); no string in two splits."""
-    draw = random.Random(seed)
-    seen: set[str] = set()
-    sizes = (task.examples, max(1, task.examples // 10), max(1, task.examples // 10))
-    return Rows(*([made_up_row(task, draw, seen) for _ in range(size)] for size in sizes))
+    """Strings to reverse or to write in capitals or small letters (worksheets 000 and 001).
+
+    The hash of a string decides its split, so that none is in two, and every seed is measured on the same strings.
+    """
+    held_out = max(1, task.examples // 10)
+    validation, test = (
+        list(dict.fromkeys(islice(made_up_rows(task, random.Random(0), part), held_out))) for part in (0, 1)
+    )
+    return Rows(list(islice(made_up_rows(task, random.Random(seed), 2), task.examples)), validation, test)
 
 
-def made_up_row(task: TaskConfig, draw: random.Random, seen: set[str]) -> Row:
-    for _ in range(1000):
-        length = draw.randint(task.shortest, task.longest)
-        letters = "".join(draw.choice("abcd" if task.name == "reversal" else "abcdABCD") for _ in range(length))
+def made_up_rows(task: TaskConfig, draw: random.Random, part: int) -> Iterator[Row]:
+    """Rows of one split without end: of twelve strings one is for validation (0), one for test (1)."""
+    alphabet = "abcd" if task.name == "reversal" else "abcdABCD"
+    for _ in range(1000 * task.examples):
+        letters = "".join(draw.choices(alphabet, k=draw.randint(task.shortest, task.longest)))
         mark = draw.choice(("<U>", "<L>")) if task.name == "case" else ""
-        if mark + letters not in seen:
-            break
-    seen.add(mark + letters)
-    target = letters[::-1] if not mark else letters.upper() if mark == "<U>" else letters.lower()
-    return Row(mark + letters, target)
+        if min(2, hashlib.sha256((mark + letters).encode()).digest()[0] % 12) == part:
+            target = letters[::-1] if not mark else letters.upper() if mark == "<U>" else letters.lower()
+            yield Row(mark + letters, target)
+    raise UserError("task.longest: there are too few strings of these lengths; raise it")
 
 
 # --- From rows to examples ---------------------------------------------------------------------------------------
@@ -253,10 +273,11 @@ class Encoder:
         source, inputs = self.question(row)
         end = self.tokenizer.id("end")
         inputs = [*inputs, *target]
+        read = len(inputs) + len(source or ())
         targets = [IGNORED] * (len(inputs) - len(target) - 1) + [*target, end]
         prefix = len(inputs) - len(target) if self.both_ways else 0
         return Example(
-            source=whole(source), inputs=whole(inputs), targets=np.array(targets), prefix=prefix, tokens=len(target)
+            source=whole(source), inputs=whole(inputs), targets=np.array(targets), prefix=prefix, tokens=read
         )
 
     def question(self, row: Row) -> tuple[list[int] | None, list[int]]:

@@ -73,10 +73,10 @@ def score_translations(written: Sequence[str], answers: Answers) -> Score:
         "bleu": bleu.corpus_score(written, references).score,
         "chrf": chrf.corpus_score(written, references).score,
     }
+    signatures = {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())}
     parts = [bleu.corpus_score([text], [[one] for one in good]) for text, good in zip(written, answers, strict=True)]
     sums_NK = np.array([[*part.counts, *part.totals, part.sys_len, part.ref_len] for part in parts], np.float64)
     examples = influences(sums_NK, bleu_of).tolist()
-    signatures = {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())}
     return Score(metrics | text_habits(written, answers), examples, signatures)
 
 

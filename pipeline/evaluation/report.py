@@ -55,6 +55,8 @@ def find(study: Study, failed: list[str]) -> Findings:
     """Gather what finished jobs found, and compare all pairs of families on each task."""
     by_name: dict[tuple[str, str], list[Cell]] = {}
     for cell in study.cells():
+        if study.config.learning_rates and cell.rate is None:
+            continue  # not all its rates were tried
         by_name.setdefault((cell.task, cell.family), []).append(cell)
     outcomes = [outcome for (task, family), cells in by_name.items() if (outcome := gather(task, family, cells))]
     pairs = [

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pipeline.configuration import build, to_yaml
 from pipeline.data.config import OBJECTIVES
@@ -20,7 +23,7 @@ from pipeline.files import read_json, write_json, write_text
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.terminal import note, print_table, warn
 from pipeline.training.config import FinetuneConfig, PretrainConfig
-from pipeline.training.run import Run
+from pipeline.training.run import NOT_COMPARED, Run, flat
 
 PLAN = "plan.json"
 
@@ -49,11 +52,17 @@ class Cell:
     def command(self) -> list[str]:
         """What a user would type."""
         files = [word for file in self.files for word in ("--config", file)]
-        given = self.options | ({"init_from": str(self.parent / "bundle")} if self.parent else {})
-        given |= {"seed": str(self.seed), "run_dir": str(self.folder)}
+        return [self.stage, *files, *(word for key, value in self.given.items() for word in (f"--{key}", value))]
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The settings on top of the files."""
+        given = self.options | {"seed": str(self.seed), "run_dir": str(self.folder)}
+        if self.parent:
+            given["init_from"] = str(self.parent / "bundle")
         if self.rate is not None:
             given["optim.lr"] = str(self.rate)
-        return [self.stage, *files, *(word for key, value in given.items() for word in (f"--{key}", value))]
+        return given
 
 
 @dataclass(frozen=True)
@@ -122,7 +131,8 @@ class Study:
             result = result_of(self.finetuning(task, family, 1, rate))
             if result:
                 scores[rate] = result["metrics"]["val/" + metric_of(result)]
-        return max(scores, key=lambda rate: scores[rate]) if scores else None
+        complete = len(scores) == len(self.config.learning_rates)  # the same budget for every family
+        return max(scores, key=lambda rate: scores[rate]) if scores and complete else None
 
 
 def plan_study(config: StudyConfig) -> Study:
@@ -137,13 +147,15 @@ def plan_study(config: StudyConfig) -> Study:
     models: dict[str, ModelConfig] = {}
     costs: dict[str, Cost] = {}
     for family in config.families:
-        objective = replace(base.objective, name=OBJECTIVES[family][0])
+        objective = replace(base.objective, name=base.objective.name or OBJECTIVES[family][0])
         if family in recorded.get("models", {}):
             model = ModelConfig(**recorded["models"][family])
         else:
             model = matched(reference, family, config.match, vocab_size, window, objective)
         models[family], costs[family] = model, cost_of(resolve(model), vocab_size, window, objective)
     study = Study(config, models, costs)
+    if len(study.tasks) < len(config.tasks) or "pretrain" in study.tasks:
+        raise UserError("tasks: every file needs a name of its own, and none may be called pretrain")
     if recorded and recorded["match"] != [config.match, config.size]:
         raise UserError(f"{folder}: holds a study with another match or size; choose another run_dir")
     for cell in (*study.pretraining(), *study.grid(), *study.cells()):  # mistakes show before anything starts
@@ -157,8 +169,15 @@ def planning_options(config: StudyConfig) -> dict[str, str]:
 
 
 def check_cell(cell: Cell) -> None:
-    options = dict(cell.options)
-    build(PretrainConfig if cell.stage == "pretrain" else FinetuneConfig, [Path(file) for file in cell.files], options)
+    """Build the settings of a job, and refuse a result in its place that was made with others."""
+    config_class: type[Any] = PretrainConfig if cell.stage == "pretrain" else FinetuneConfig
+    config = build(config_class, [Path(file) for file in cell.files], cell.given)
+    before, after = flat(cell.run.settings), flat(yaml.safe_load(to_yaml(config)))
+    changed = [key for key in sorted(after) if before and before.get(key) != after[key] and key not in NOT_COMPARED]
+    if changed:
+        raise UserError(
+            f"{cell.folder}: was done with another {', '.join(changed)}; choose another run_dir for the study"
+        )
 
 
 def model_options(model: ModelConfig) -> dict[str, str]:
@@ -198,6 +217,9 @@ def run_study(study: Study) -> list[str]:
             part, parts = map(int, config.shard.split("/"))
             if number % parts != part - 1 or cell.run.finished:
                 continue
+            if stage == study.cells and config.learning_rates and cell.rate is None:
+                failed.append(f"{cell.folder}: its learning rates are not all tried")
+                continue
             if cell.parent and not Run(cell.parent).finished:
                 failed.append(f"{cell.folder}: its pretraining is not finished")
                 continue
@@ -205,14 +227,21 @@ def run_study(study: Study) -> list[str]:
             code = run_command(cell.command)
             if code in (75, -2, -15):
                 raise Stopped
-            if code != 0:
+            if code != 0 or not cell.run.finished:
                 failed.append(f"{cell.folder}: ended with exit code {code}")
     return failed
 
 
 def run_command(command: list[str]) -> int:
     """Do one job in a process of its own, so that nothing of it stays in memory."""
-    return subprocess.run([sys.executable, "-m", "pipeline", *command], check=False).returncode
+    process = subprocess.Popen([sys.executable, "-m", "pipeline", *command])
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {number: signal.signal(number, lambda told, _: process.send_signal(told)) for number in signals}
+    try:  # it saves and leaves, and so do we
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def result_of(cell: Cell) -> dict[str, Any] | None:

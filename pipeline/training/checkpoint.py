@@ -113,7 +113,7 @@ def prune(run: Path, keep: int) -> None:
     """Delete all but the newest checkpoints and the best, and what interrupted saves left behind."""
     checkpoints = found(run)
     judged = [checkpoint for checkpoint in checkpoints if checkpoint.score is not None]
-    best = min(judged, key=lambda checkpoint: (checkpoint.score, -checkpoint.step), default=None)
+    best = min(judged, key=lambda checkpoint: (checkpoint.score, checkpoint.step), default=None)
     for checkpoint in checkpoints[:-keep]:
         if checkpoint != best:
             checkpoint.record.unlink(missing_ok=True)

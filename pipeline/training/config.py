@@ -282,6 +282,10 @@ class EvaluateConfig:
     generation: GenerationConfig | None = None
     """How answers are written; by default as in training."""
 
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"batch_size: {self.batch_size} must be at least 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig:
@@ -299,6 +303,10 @@ class PredictConfig:
     """Rows at a time; the result does not depend on it."""
     on_error: Literal["fail", "skip"] = "fail"
     """What to do with a row that is missing a column, is empty or has the wrong type."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"batch_size: {self.batch_size} must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Fine-tuning: a model and rows of a task become a bundle that does it, and numbers that say how well."""
 
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from pipeline.bundle import Bundle, Model, make_model, save_bundle
 from pipeline.data.batch import collate
 from pipeline.data.datamodule import Key, Share, Steps, TokenSteps, train_loader
 from pipeline.data.objectives import Example
-from pipeline.data.tasks import TASKS, Encoder, Row, Rows, label_names, read_task
+from pipeline.data.tasks import TASKS, Encoder, Row, Rows, read_task
 from pipeline.errors import UserError
 from pipeline.evaluation.metrics import Score
 from pipeline.evaluation.predicting import Predictor
@@ -34,6 +35,8 @@ from pipeline.training.pretraining import bundle_input, start_bundle
 from pipeline.training.run import Run, opened, rank
 
 EPOCHS = 3  # if no limit is set
+# What a classifier can look at; the first state of a decoder has not read anything.
+POOLINGS = {("encoder", "mean"), ("encoder", "class"), ("encoder", "last"), ("decoder", "mean"), ("decoder", "last")}
 SHOWN = 10  # rows of a table of samples or mistakes
 
 
@@ -61,7 +64,7 @@ def finetune(config: FinetuneConfig) -> Path:
                 config.patience,
             )
             if rank() == 0:
-                hand_on(job, run, tracker)
+                hand_on(job, run, tracker, module.progress.step)
             finished = True
         finally:
             tracker.finish(0 if finished else 1)
@@ -78,6 +81,8 @@ def starting_point(config: FinetuneConfig, rows: Rows, run: Run) -> Bundle:
         torch.manual_seed(config.seed)
         return Bundle(make_model(resolve(config.model), tokenizer.vocab_size), tokenizer)
     bundle = start_bundle(config.init_from)
+    if config.data.tokenizer and Tokenizer.load(config.data.tokenizer).fingerprint != bundle.tokenizer.fingerprint:
+        raise UserError(f"data.tokenizer: not the tokenizer of {config.init_from}; leave it out")
     family = bundle.model.architecture.family
     if TASKS[config.task.name].kind == "text" and family == "encoder":
         torch.manual_seed(config.seed)
@@ -96,9 +101,11 @@ def own_tokenizer(config: FinetuneConfig, rows: Rows, run: Run) -> Tokenizer:
     if config.data.tokenizer:
         return Tokenizer.load(config.data.tokenizer)
     folder = run.path / "tokenizer"
-    if not (folder / "meta.json").is_file():
+    if rank() == 0 and not (folder / "meta.json").is_file():
         texts = (text for row in rows.train for text in (row.source, *row.answers))
         train(texts, config.data.new_tokenizer, rows.fingerprint).save(folder)
+    while not (folder / "meta.json").is_file():
+        time.sleep(0.2)
     return Tokenizer.load(folder)
 
 
@@ -110,6 +117,8 @@ def warm_start(first: Bundle, second: Bundle) -> Model:
             f"{first.tokenizer.fingerprint[:16]}; pretrain both with one tokenizer"
         )
     one, other = first.model.architecture, second.model.architecture
+    if other.family == "encoder-decoder":
+        raise UserError("init_decoder_from: takes an encoder or a decoder; name an encoder-decoder in init_from")
     layers = other.decoder_layers or other.encoder_layers
     settings = replace(one, family="encoder-decoder", decoder_layers=layers)
     if replace(other, family="encoder-decoder", encoder_layers=one.encoder_layers, decoder_layers=layers) != settings:
@@ -181,9 +190,10 @@ class TaskJob:
         network = Network(self.model, smoothing)
         if self.classifies:
             network = Classifier(self.model, self.pooling, smoothing, self.class_weights())
-        if config.freeze:
-            for name, parameter in self.model.named_parameters():
-                parameter.requires_grad_(name.startswith("classifier"))
+        for name, parameter in self.model.named_parameters():
+            unused = self.classifies and name.startswith("head.") and parameter is not self.model.embedding.weight
+            if unused or (config.freeze and not name.startswith("classifier")):
+                parameter.requires_grad_(False)
         lengths = [int((example.targets >= 0).sum()) for example in self.examples.examples[:100]]
         return Training(
             network,
@@ -192,7 +202,7 @@ class TaskJob:
             seed=config.seed,
             total_steps=self.total_steps,
             accumulation=self.share.accumulation(self.steps.batch_size),
-            micro_batch=self.share.micro_batch or self.steps.batch_size or 32,
+            micro_batch=self.share.micro_batch,
             positions=max(1, int(np.mean(lengths))) * 32,
         )
 
@@ -201,7 +211,7 @@ class TaskJob:
         if not self.config.task.class_weights:
             return None
         counts = Counter(row.label for row in self.rows.train)
-        sizes = torch.tensor([float(counts[label]) for label in self.encoder.labels])
+        sizes = torch.tensor([float(counts[label]) for label in self.encoder.labels]).clamp(min=1)
         return sizes.sum() / (len(sizes) * sizes)
 
     def loader(self, start: int) -> DataLoader[Example]:
@@ -219,7 +229,7 @@ class TaskJob:
             for start in range(0, len(own), 32):
                 batch = collate([self.encoder.example(row) for row in own[start : start + 32]], self.pad)
                 losses_P = module.network(batch.to(module.device), each=True)
-                sums += (float(losses_P.double().sum()), len(losses_P))
+                sums += (float(losses_P.cpu().double().sum()), len(losses_P))
             predictions = gathered(self.predictor.predict(own), self.share)
         module.network.train()
         loss, count = module.over_all_processes(sums)
@@ -249,23 +259,20 @@ def spread(rows: list[Row], count: int) -> list[Row]:
 def make_job(config: FinetuneConfig, run: Run) -> TaskJob:
     """Make everything that a run needs; mistakes show here, before anything is trained."""
     check_devices(config.trainer)
+    if config.init_from is None:
+        check_family(config, config.model.family)  # before anything is read
     rows = read_task(config.task, config.data, config.seed)
-    task, data = TASKS[config.task.name], config.data
+    data = config.data
     start = starting_point(config, rows, run)
     architecture = start.model.architecture
-    if architecture.family not in task.families:
-        can = " or ".join(task.families)
-        raise UserError(f"task.name: a model of family {architecture.family} cannot do {config.task.name}; use {can}")
-    labels = label_names(rows.train) if task.kind == "classification" else []
+    check_family(config, architecture.family)
+    labels = rows.labels
     if labels:
         torch.manual_seed(config.seed)
         start.model.classifier = ClassificationHead(architecture.width, len(labels), config.head_dropout)
     start.model.train()
     encoder = Encoder(config.task, architecture, start.tokenizer, labels, *lengths_within(config, start))
     examples = [encoder.example(row) for row in rows.train]
-    for row in (*rows.validation, *rows.test):
-        if labels:
-            encoder.number(row.label or "")
     steps: Steps | TokenSteps = Steps(len(examples), data.batch_size, config.seed)
     if data.batch_tokens:
         sizes = np.array([sum(len(ids) for ids in (one.source, one.inputs) if ids is not None) for one in examples])
@@ -279,20 +286,33 @@ def make_job(config: FinetuneConfig, run: Run) -> TaskJob:
         trainer = replace(trainer, max_epochs=EPOCHS)
     total = total_steps(trainer, steps.per_epoch, sum(example.tokens for example in examples))
     share = Share(rank(trainer.devices), trainer.processes, micro)
+    if run.material.get("rows", rows.fingerprint) != rows.fingerprint:
+        raise UserError(f"{run.path}: was started with other rows; restore them or choose another --run_dir")
     if rank() == 0:
         run.prepared(steps=total, rows=rows.fingerprint)
     return TaskJob(config, start, rows, encoder, TaskExamples(examples), steps, share, total)
 
 
+def check_family(config: FinetuneConfig, family: str) -> None:
+    """Refuse what a family cannot do, and pooling that would look at nothing."""
+    task = TASKS[config.task.name]
+    if family not in task.families:
+        can = " or ".join(task.families)
+        raise UserError(f"task.name: a model of family {family} cannot do {config.task.name}; use {can}")
+    if config.pooling and (family, config.pooling) not in POOLINGS:
+        raise UserError(f"pooling: {config.pooling} of a model of family {family} would not see the text; leave it out")
+
+
 def lengths_within(config: FinetuneConfig, start: Bundle) -> tuple[int, int]:
     """The most tokens of a source and a target: what is asked for, if the model has so many positions."""
     source, target, model = config.data.sequence_length, config.data.target_length, start.model.architecture
+    written = 0 if TASKS[config.task.name].kind == "classification" else max(target, config.generation.max_new_tokens)
     if model.position != "learned" and model.attention != "low_rank":
         return source, target
-    needed = source + target + 3 if model.family == "decoder" else max(source + 2, target + 2)
+    needed = source + written + 3 if model.family == "decoder" else max(source + 2, written + 2)
     if needed > model.max_positions:
         raise UserError(
-            f"data.sequence_length: {source} and target_length {target} need {needed} positions, but the model has "
+            f"data.sequence_length: {source} and a target of {written} need {needed} positions, but the model has "
             f"{model.max_positions}; shorten them"
         )
     return source, target
@@ -346,9 +366,11 @@ def start_tracking(job: TaskJob, run: Run) -> tracking.Tracker:
 # --- What is handed on -------------------------------------------------------------------------------------------
 
 
-def hand_on(job: TaskJob, run: Run, tracker: tracking.Tracker) -> None:
+def hand_on(job: TaskJob, run: Run, tracker: tracking.Tracker, step: int) -> None:
     """Take the best weights, measure them, write predictions and the bundle."""
     job.model.load_state_dict(chosen_weights(job, run))
+    if torch.cuda.is_available() and job.config.trainer.accelerator in ("auto", "gpu"):
+        job.model.cuda()  # Lightning left it on the CPU
     metrics: dict[str, float] = {}
     signatures: dict[str, str] = {}
     table = []
@@ -360,7 +382,7 @@ def hand_on(job: TaskJob, run: Run, tracker: tracking.Tracker) -> None:
             signatures |= score.signatures
             write_json(run.path / f"{split}-scores.json", score.examples)
             table.append((split, score, baseline(job, rows)))
-            tracker.table(f"{split}/samples", ("source", "expected", "predicted"), shown(job, rows, predictions), 0)
+            tracker.table(f"{split}/samples", ("source", "expected", "predicted"), shown(job, rows, predictions), step)
     print_scores(job, table)
     meta = {
         "stage": "finetune",

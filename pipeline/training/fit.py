@@ -113,6 +113,8 @@ def one_line_memory_errors(module: Training) -> Iterator[None]:
         words = str(error).lower()
         if not isinstance(error, MemoryError) and "out of memory" not in words and "can't allocate" not in words:
             raise
+        if not module.micro_batch:
+            raise UserError("out of memory; start again with half of data.batch_tokens") from error
         smaller = max(1, module.micro_batch // 2)
         raise UserError(
             f"out of memory with {module.micro_batch} samples at a time; go on with --data.micro_batch_size {smaller}"

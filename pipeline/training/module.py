@@ -211,9 +211,10 @@ class Training(pl.LightningModule):
 
     def over_all_processes(self, numbers: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
         """Sums over all processes."""
+        if self.trainer.world_size == 1:
+            return [float(number) for number in numbers]
         whole = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        if self.trainer.world_size > 1:
-            torch.distributed.all_reduce(whole)
+        torch.distributed.all_reduce(whole)
         return [float(number) for number in whole]
 
 

@@ -31,6 +31,12 @@ from pipeline.training.run import Run, opened, rank
 from pipeline.training.tracking import Input
 from pipeline.training.validation import show_attention, take_samples, validate
 
+# What a tokenizer's own record says; a bundle's record has it too, among much about its model.
+TOKENIZER_FACTS = {
+    "tokenizer_fingerprint", "corpus_fingerprint", "format", "library", "settings", "bytes_per_token", "fertility",
+    "unknown_share", "longest_tokens", "sample_tokens",
+}  # fmt: skip
+
 
 def pretrain(config: PretrainConfig) -> Path:
     """Do the whole job and return the bundle's folder; a run that was stopped goes on, a finished one is left alone."""
@@ -125,7 +131,11 @@ def train_tokenizer_for(config: PretrainConfig, corpus: Corpus, folder: Path) ->
 def start_bundle(source: str) -> Bundle:
     """A bundle, or a model of transformers as one."""
     if (Path(source) / "meta.json").is_file():
-        return load_bundle(Path(source))
+        bundle = load_bundle(Path(source))
+        bundle.model.classifier = None  # of the task it was fine-tuned for; the next one has its own
+        kept = bundle.tokenizer.meta.keys() & TOKENIZER_FACTS
+        bundle.tokenizer.meta = {key: bundle.tokenizer.meta[key] for key in sorted(kept)}
+        return bundle
     from pipeline.model.huggingface import import_model
 
     return import_model(source)
@@ -242,6 +252,8 @@ def write_bundle(job: Job, module: Training, measured: dict[str, float], run: Ru
 def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:
     """Make a bundle of a checkpoint, the newest or that of a step, without disturbing the run."""
     run = Run(folder)
+    if run.stage == "finetune":
+        raise UserError(f"{folder}: a fine-tuning run makes its bundle at its end; only pretraining has others")
     found = {saved.step: saved for saved in checkpoint.found(folder)}
     if not found:
         raise UserError(f"{folder}: no checkpoint in it; name the folder of a run that has saved one")

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def opened(config: Any, name: str) -> Iterator[Run]:
         if run.settings:
             check_changes(run, config)
         if not run.finished:
-            write_text(run.path / "config.yaml", to_yaml(config))
+            write_text(run.path / "config.yaml", to_yaml(replace(config, resume=None)))
         yield run
 
 

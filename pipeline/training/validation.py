@@ -49,7 +49,7 @@ def measure(job: Job, module: Training, split: Split, objective: ObjectiveConfig
             halves_B = wanted_BT.sum(1) // 2 if objective.name == "causal" else torch.zeros(len(wanted_BT))
             row_P, place_P = wanted_BT.nonzero(as_tuple=True)
             late_P = place_P >= halves_B[row_P]
-            losses_P = network(batch.to(module.device), each=True).double().cpu()
+            losses_P = network(batch.to(module.device), each=True).cpu().double()
             text_P, bytes_P = ordinary[targets_P], token_bytes[targets_P]
             sums += (
                 losses_P.sum().item(), len(losses_P), losses_P[text_P].sum().item(), bytes_P.sum().item(),

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from pipeline import cli
-from pipeline.configuration import build
+from pipeline.configuration import build, to_yaml
 from pipeline.data.config import OBJECTIVES, ObjectiveConfig
 from pipeline.evaluation import study as study_module
 from pipeline.evaluation.config import StudyConfig
 from pipeline.evaluation.matching import cost_of, matched
 from pipeline.evaluation.study import plan_study
 from pipeline.model.config import ModelConfig, resolve
+from pipeline.training.config import PretrainConfig
 from tests.training.jobs import finish, write_novels
 from tests.training.test_finetune import reviews, write_rows
 
@@ -92,6 +93,21 @@ def test_a_study_is_run_continued_and_told(
     assert cli.main(command(settings)) == 0 and len(done) == before
     assert cli.main(command(settings | {"match": "flops"})) == 2
     assert "another match or size" in capsys.readouterr().err
+
+
+def test_results_of_other_settings_are_never_reused(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = plan_study(build(StudyConfig, [], settings))
+    cell = next(study.pretraining())
+    config: Any = build(PretrainConfig, [Path(file) for file in cell.files], cell.given)
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "config.yaml").write_text(to_yaml(config))
+    assert cli.main(command(settings | {"dry_run": "true"})) == 0
+    capsys.readouterr()
+    changed = settings | {"pretrain_options": '{"trainer.max_steps": "5"}'}
+    assert cli.main(command(changed)) == 2
+    assert "was done with another trainer.max_steps" in capsys.readouterr().err
 
 
 def test_a_failed_job_does_not_stop_the_others(

@@ -129,6 +129,8 @@ def test_an_interrupted_prediction_goes_on(classifier: Path, tmp_path: Path) -> 
     output.write_bytes(whole[:-30])
     assert cli.main(command) == 0
     assert output.read_bytes() == whole
+    assert cli.main(["predict", str(classifier), "another text", "--output", str(output)]) == 2
+    assert output.read_bytes() == whole
 
 
 def test_evaluating_agrees_with_scikit_learn(classifier: Path, folder: Path, tmp_path: Path) -> None:
@@ -281,14 +283,18 @@ def test_a_bad_row_is_one_line_with_its_number_or_is_skipped(
 
 MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "one class": ({"train": [{"text": "x", "label": 1}] * 20}, {}, "all rows have the label 1"),
-    "unknown label": ({"dev": [{"text": "x", "label": 7}]}, {}, "label '7': not among those of the training rows"),
+    "unknown label": (
+        {"dev": [{"text": "x", "label": 7}]},
+        {},
+        "dev.jsonl row 1: label '7' is not one",
+    ),
     "no file": ({}, {"data__train": "nowhere.jsonl"}, "nowhere.jsonl: no such file"),
     "no bundle": ({}, {"init_from": "nowhere"}, "nowhere"),
     "encoder asked to write": ({}, {"task__name": "reversal"}, "a model of family encoder cannot do reversal"),
     "too long": (
         {},
         {"model__position": "learned", "model__max_positions": 16},
-        "need 66 positions, but the model has 16",
+        "need 26 positions, but the model has 16",
     ),
 }
 
@@ -318,3 +324,45 @@ def test_a_classifier_is_not_exported_without_its_head(
 ) -> None:
     assert cli.main(["export", str(classifier), str(tmp_path / "exported")]) == 2
     assert "a fine-tuned classifier cannot be exported" in capsys.readouterr().err
+
+
+def test_a_bundle_of_another_task_can_be_the_start(classifier: Path, folder: Path, tmp_path: Path) -> None:
+    """The head of the first task is left behind, and so is what its record says of it."""
+    run = tmp_path / "run"
+    more: dict[str, Any] = {"task__examples": 40, "task__longest": 8, "trainer__max_steps": 1, "init_from": classifier}
+    assert cli.main(words(folder, run, "reversal", generation__max_new_tokens=4, **more)) == 0
+    bundle = load_bundle(run / "bundle")
+    assert bundle.model.classifier is None and bundle.meta["labels"] == [] and bundle.meta["task"]["name"] == "reversal"
+
+
+def test_a_classifier_of_bert_resumes(folder: Path, tmp_path: Path) -> None:
+    """Its language head has weights that classification never uses."""
+    more: dict[str, Any] = {"model__family": "encoder", "model__preset": "bert", "trainer__max_epochs": 2}
+    run = tmp_path / "run"
+    signal_when(start(words(folder, run, **more), tmp_path / "out.txt"), lambda: last_step(run) >= 20)
+    assert finish(["finetune", "--resume", str(run)], tmp_path / "out.txt") == 0, (tmp_path / "out.txt").read_text()
+
+
+def test_changed_rows_are_noticed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl").write_text((folder / f"{name}.jsonl").read_text())
+    run, output = tmp_path / "run", tmp_path / "out.txt"
+    signal_when(start(words(tmp_path, run), output), lambda: last_step(run) >= 20)
+    write_rows(tmp_path / "train.jsonl", reviews(240, 9))
+    assert cli.main(["finetune", "--resume", str(run)]) == 2
+    assert "was started with other rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["predict", "BUNDLE", "x", "--batch_size", "0"],
+        ["evaluate", "BUNDLE", "--data", "nowhere.jsonl"],
+        ["evaluate", "BUNDLE", "--data", "nowhere.jsonl", "--generation.beams", "0"],
+        ["bundle", "RUN"],
+    ],
+)
+def test_other_mistakes_are_one_line(wrong: list[str], classifier: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = {"BUNDLE": str(classifier), "RUN": str(classifier.parent)}
+    assert cli.main([places.get(word, word) for word in wrong]) == 2
+    assert "Traceback" not in capsys.readouterr().err
