@@ -102,8 +102,9 @@ class Keeper(pl.Callback):
             if every and (done.step % every == 0 or last):
                 self.write(trainer, done, routine())
         is_best = self.validated_at == done.step and done.stale == 0
-        if done.step % settings.save_every == 0 or is_best or last or module.stopping:
-            self.save(trainer, module)
+        regular = done.step % settings.save_every == 0 or is_best or last
+        if regular or module.stopping:
+            self.save(trainer, module, regular)
         trainer.should_stop = last or module.stopping
 
     def score(self) -> float:
@@ -144,14 +145,14 @@ class Keeper(pl.Callback):
         self.run.log({"step": done.step} | row)
         self.tracker.log(row, done.step)
 
-    def save(self, trainer: pl.Trainer, module: Training) -> None:
+    def save(self, trainer: pl.Trainer, module: Training, regular: bool) -> None:
         """Save a checkpoint; all processes gather, one writes."""
         state = checkpoint.whole_state(module.model, trainer.optimizers[0])
         if trainer.is_global_zero:
             done = module.progress
             score = self.score() if self.validated_at == done.step else None
             state |= {"progress": done.state(), "precision": trainer.precision_plugin.state_dict()}
-            checkpoint.save(self.run.path, state, done.step, score)
+            checkpoint.save(self.run.path, state, done.step, score, regular)
             checkpoint.prune(self.run.path, module.settings.keep)
         trainer.strategy.barrier()
 

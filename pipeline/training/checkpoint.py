@@ -39,6 +39,8 @@ class Checkpoint:
     score: float | None
     """What it was judged by, lower being better; None if it was not validated."""
     sha256: str
+    regular: bool
+    """Whether an undisturbed run would have saved it, too; one that a signal made must not change what is handed on."""
 
     @property
     def record(self) -> Path:
@@ -74,12 +76,13 @@ def restore(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> No
         group.update(asked)  # what was typed counts, not what was saved
 
 
-def save(run: Path, state: dict[str, Any], step: int, score: float | None) -> None:
+def save(run: Path, state: dict[str, Any], step: int, score: float | None, regular: bool = True) -> None:
     """Write a checkpoint: the state first, then the record that vouches for it."""
     path = run / FOLDER / f"step-{step:08}.pt"
     with replacing(path) as temporary:
         torch.save(state, temporary)
-    write_json(path.with_suffix(".json"), {"format": FORMAT, "step": step, "score": score, "sha256": file_hash(path)})
+    record = {"format": FORMAT, "step": step, "score": score, "sha256": file_hash(path), "regular": regular}
+    write_json(path.with_suffix(".json"), record)
 
 
 def found(run: Path) -> list[Checkpoint]:
@@ -89,7 +92,8 @@ def found(run: Path) -> list[Checkpoint]:
         try:
             told = read_json(record)
             if told["format"] == FORMAT and record.with_suffix(".pt").is_file():
-                checkpoints.append(Checkpoint(record.with_suffix(".pt"), told["step"], told["score"], told["sha256"]))
+                facts = (told["step"], told["score"], told["sha256"], told["regular"])
+                checkpoints.append(Checkpoint(record.with_suffix(".pt"), *facts))
         except (UserError, KeyError, TypeError):
             warn(f"{record}: damaged, passed over")
     return checkpoints
@@ -112,10 +116,11 @@ def whole(run: Path) -> Iterator[tuple[Checkpoint, dict[str, Any]]]:
 def prune(run: Path, keep: int) -> None:
     """Delete all but the newest checkpoints and the best, and what interrupted saves left behind."""
     checkpoints = found(run)
+    newest_ones = [*[checkpoint for checkpoint in checkpoints if checkpoint.regular][-keep:], *checkpoints[-1:]]
     judged = [checkpoint for checkpoint in checkpoints if checkpoint.score is not None]
     best = min(judged, key=lambda checkpoint: (checkpoint.score, checkpoint.step), default=None)
-    for checkpoint in checkpoints[:-keep]:
-        if checkpoint != best:
+    for checkpoint in checkpoints:
+        if checkpoint != best and checkpoint not in newest_ones:
             checkpoint.record.unlink(missing_ok=True)
             checkpoint.path.unlink(missing_ok=True)
     known = {path for checkpoint in found(run) for path in (checkpoint.path, checkpoint.record)}

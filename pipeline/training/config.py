@@ -257,6 +257,8 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         if self.seed < 0 or self.patience < 0 or self.average < 1 or not 0 <= self.head_dropout < 1:
             raise UserError("seed, patience, average, head_dropout: must be at least 0, 0, 1, and from 0 up to 1")
+        if self.generation.temperature:
+            raise UserError("generation.temperature: a task is judged by the most probable answers; leave it at 0")
         if self.freeze and self.task.name != "sentiment":
             raise UserError("freeze: only classification has a head that can be trained alone")
         if self.init_decoder_from and not self.init_from:
@@ -285,6 +287,8 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise UserError(f"batch_size: {self.batch_size} must be at least 1")
+        if self.generation and self.generation.temperature:
+            raise UserError("generation.temperature: a task is judged by the most probable answers; leave it at 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -407,7 +407,7 @@ def hand_on(job: TaskJob, run: Run, tracker: tracking.Tracker, step: int) -> Non
 
 def chosen_weights(job: TaskJob, run: Run) -> dict[str, torch.Tensor]:
     """The weights of the best checkpoint, or the mean of the last few."""
-    saved = checkpoint.found(run.path)
+    saved = [one for one in checkpoint.found(run.path) if one.regular]
     if job.config.average > 1:
         parts = [one.read()["model"] for one in saved[-job.config.average :]]
         return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
