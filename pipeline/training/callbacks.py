@@ -102,8 +102,8 @@ class Keeper(pl.Callback):
             if every and (done.step % every == 0 or last):
                 self.write(trainer, done, routine())
         is_best = self.validated_at == done.step and done.stale == 0
-        regular = done.step % settings.save_every == 0 or is_best or last
-        if regular or module.stopping:
+        regular = done.step % settings.save_every == 0 or last
+        if regular or is_best or module.stopping:
             self.save(trainer, module, regular)
         trainer.should_stop = last or module.stopping
 

@@ -40,7 +40,7 @@ class Checkpoint:
     """What it was judged by, lower being better; None if it was not validated."""
     sha256: str
     regular: bool
-    """Whether an undisturbed run would have saved it, too; one that a signal made must not change what is handed on."""
+    """Whether its time had come; one that a signal or a good score made does not count among those to keep."""
 
     @property
     def record(self) -> Path:

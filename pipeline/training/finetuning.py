@@ -407,9 +407,10 @@ def hand_on(job: TaskJob, run: Run, tracker: tracking.Tracker, step: int) -> Non
 
 def chosen_weights(job: TaskJob, run: Run) -> dict[str, torch.Tensor]:
     """The weights of the best checkpoint, or the mean of the last few."""
-    saved = [one for one in checkpoint.found(run.path) if one.regular]
+    saved = checkpoint.found(run.path)
     if job.config.average > 1:
-        parts = [one.read()["model"] for one in saved[-job.config.average :]]
+        regular = [one for one in saved if one.regular]  # as many as an undisturbed run has
+        parts = [one.read()["model"] for one in regular[-job.config.average :]]
         return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
     judged = [one for one in saved if one.score is not None] or saved
     best = min(judged, key=lambda one: (one.score if one.score is not None else 0.0, one.step))

@@ -149,11 +149,11 @@ def test_evaluating_agrees_with_scikit_learn(classifier: Path, folder: Path, tmp
 
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
 def test_short_strings_are_reversed(family: str, tmp_path: Path) -> None:
-    more = {"task__longest": 6, "task__examples": 2000, "data__new_tokenizer__kind": "character"}
+    more = {"task__longest": 6, "task__examples": 3000, "data__new_tokenizer__kind": "character"}
     run = tmp_path / "run"
     settings = [
         *words(tmp_path, run, "reversal", model__family=family, generation__max_new_tokens=8, **more),
-        "--data.new_tokenizer.min_frequency", "1", "--trainer.max_epochs", "12", "--trainer.validate_every", "400",
+        "--data.new_tokenizer.min_frequency", "1", "--trainer.max_epochs", "14", "--trainer.validate_every", "400",
         "--data.batch_size", "32", "--model.width", "64",
     ]  # fmt: skip
     assert cli.main(settings) == 0
