@@ -13,8 +13,8 @@ for family in encoder decoder encoder-decoder; do
     --run_dir demo/$family
 done
 for family in encoder decoder encoder-decoder; do
-  run finetune --config configs/finetune/sentiment.yaml --init_from demo/$family/bundle --data.limit 2000 \
-    --trainer.max_epochs 1 --trainer.validation_samples 200 --run_dir demo/sentiment-$family
+  run finetune --config configs/finetune/sentiment.yaml --init_from demo/$family/bundle --data.limit 4000 \
+    --optim.lr 1e-3 --trainer.max_epochs 1 --trainer.validation_samples 200 --run_dir demo/sentiment-$family
 done
 run predict demo/sentiment-encoder/bundle "A moving story, told with warmth and wit." "Two hours of my life that I want back."
 run generate demo/decoder/bundle "The captain looked at" --max_new_tokens 40 --temperature 0.8 --seed 1
