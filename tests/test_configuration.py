@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.configuration import build, fields_of, to_yaml
@@ -101,7 +101,7 @@ TRICKY = st.sampled_from(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     name=TEXTS | TRICKY,
     words=st.lists(TEXTS | TRICKY, max_size=3),
