@@ -19,8 +19,9 @@ import torch
 import transformers
 
 from pipeline.bundle import Bundle, Model, make_model
+from pipeline.config import GenerationConfig
 from pipeline.data.config import TokenizerConfig
-from pipeline.model.config import GenerationConfig, ModelConfig, resolve
+from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.generation import encode, generate
 from pipeline.model.huggingface import export_model
 from pipeline.terminal import note, print_table

@@ -11,34 +11,24 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pipeline.bundle import Bundle, load_bundle
+from pipeline.config import AttentionConfig, EvaluateConfig, GenerateConfig, GenerationConfig, PredictConfig
 from pipeline.data import catalogue
 from pipeline.data.config import TaskConfig, TaskDataConfig
-from pipeline.data.tasks import TASKS, Encoder, Row, check_labels, read_rows, stream_rows
+from pipeline.data.rows import check_labels, read_rows, stream_rows
+from pipeline.data.tasks import TASKS, Encoder, Row
 from pipeline.errors import UserError
 from pipeline.evaluation.attention_maps import attention_maps
 from pipeline.evaluation.predicting import Predictor
 from pipeline.files import write_json
-from pipeline.model.config import AttentionConfig, GenerateConfig, GenerationConfig
 from pipeline.model.generation import encode, generate
 from pipeline.terminal import print_table, say
-from pipeline.training.config import EvaluateConfig, PredictConfig
 
 CHUNK = 1024  # rows predicted before their results are written
 
 
 def write_on(config: GenerateConfig) -> list[str]:
     """Go on from a prompt, or with an encoder-decoder answer it as a source; the most probable text first."""
-    bundle = load_bundle(Path(config.bundle))
-    family, tokenizer = bundle.model.architecture.family, bundle.tokenizer
-    if family == "encoder":
-        raise UserError(f"{config.bundle}: an encoder cannot write; use a decoder or an encoder-decoder")
-    begin, end = start_of(bundle), tokenizer.id("end")
-    prompt = special_encode(bundle, config.prompt)
-    if family == "encoder-decoder":
-        written = generate(bundle.model, [[begin]], config, end=end, memory=encode(bundle.model, [[*prompt, end]]))
-        return [tokenizer.decode(one.ids, skip_special=False) for one in written[0]]
-    written = generate(bundle.model, [[begin, *prompt]], config, end=end)
-    return [config.prompt + tokenizer.decode(one.ids) for one in written[0]]
+    return load(config.bundle).generate(config.prompt, config)
 
 
 def load(folder: str | Path) -> "Loaded":
@@ -55,9 +45,9 @@ class Loaded:
 
     def classify(self, texts: Sequence[str]) -> list[dict[str, float]]:
         """For each text the probability of every class."""
-        labels = self.of_kind("classification").encoder.labels
-        found = self.predictor().predict([Row(text) for text in texts])
-        return [dict(zip(labels, map(float, chances), strict=True)) for chances in found]
+        predictor = self.of_kind("classification")
+        found = predictor.predict([Row(text) for text in texts])
+        return [dict(zip(predictor.encoder.labels, map(float, chances), strict=True)) for chances in found]
 
     def translate(self, texts: Sequence[str]) -> list[str]:
         """What the model writes for each text."""
@@ -65,9 +55,19 @@ class Loaded:
 
     summarize = translate
 
-    def generate(self, prompt: str, **settings: Any) -> list[str]:
-        """Go on from a prompt; settings are those of `triptych generate`."""
-        return write_on(GenerateConfig(bundle=str(self.folder), prompt=prompt, **settings))
+    def generate(self, prompt: str, settings: GenerationConfig | None = None) -> list[str]:
+        """Go on from a prompt, or with an encoder-decoder answer it as a source; the most probable text first."""
+        model, tokenizer = self.bundle.model, self.bundle.tokenizer
+        settings, end = settings or GenerationConfig(), tokenizer.id("end")
+        ids = special_encode(self.bundle, prompt)
+        if model.architecture.family == "encoder":
+            raise UserError(f"{self.folder}: an encoder cannot write; use a decoder or an encoder-decoder")
+        if model.architecture.family == "encoder-decoder":
+            memory = encode(model, [[*ids, end]])
+            written = generate(model, [[tokenizer.first]], settings, end=end, memory=memory)
+            return [tokenizer.decode(one.ids, skip_special=False) for one in written[0]]
+        written = generate(model, [[tokenizer.first, *ids]], settings, end=end)
+        return [prompt + tokenizer.decode(one.ids) for one in written[0]]
 
     def of_kind(self, kind: str) -> Predictor:
         predictor = self.predictor()
@@ -118,7 +118,7 @@ def evaluate(config: EvaluateConfig) -> None:
 
 
 def predict(config: PredictConfig) -> None:
-    """Write a JSON row for each text, a few thousand at a time; an output that was interrupted goes on."""
+    """Write a JSON row for each text, a thousand at a time; an output that was interrupted goes on."""
     predictor = load(config.bundle).predictor(config.batch_size)
     rows = texts_to_predict(config, predictor)
     done = pass_over(Path(config.output), rows) if config.output else 0
@@ -127,7 +127,7 @@ def predict(config: PredictConfig) -> None:
         if config.output:
             out = stack.enter_context(Path(config.output).open("a", encoding="utf-8"))
         while chunk := list(islice(rows, CHUNK)):
-            results = iter(predictor.predict([row for row in chunk if row is not None], first=done))
+            results = iter(predictor.predict([row for row in chunk if row is not None]))
             for number, row in enumerate(chunk, done):
                 out.write(json.dumps(result_row(number, row, results, predictor), ensure_ascii=False) + "\n")
             out.flush()
@@ -178,21 +178,15 @@ def draw_attention(config: AttentionConfig) -> list[Path]:
     bundle = load_bundle(Path(config.bundle))
     model, tokenizer = bundle.model, bundle.tokenizer
     read = special_encode(bundle, config.text)
-    target = None if config.target is None else [start_of(bundle), *special_encode(bundle, config.target)]
+    target = None if config.target is None else [tokenizer.first, *special_encode(bundle, config.target)]
     if model.architecture.family == "decoder":
         if target is not None:
             raise UserError("target: a decoder reads one text; only an encoder-decoder has a target")
-        return attention_maps(model, tokenizer, None, [start_of(bundle), *read], Path(config.output))
+        return attention_maps(model, tokenizer, None, [tokenizer.first, *read], Path(config.output))
     if model.architecture.family == "encoder":
         first = tokenizer.find("class")
         read = read if first is None else [first, *read]
     return attention_maps(model, tokenizer, read, target, Path(config.output))
-
-
-def start_of(bundle: Bundle) -> int:
-    """What a decoder reads first: the begin token, or padding where there is none, as in T5."""
-    begin = bundle.tokenizer.find("begin")
-    return bundle.tokenizer.id("pad") if begin is None else begin
 
 
 def special_encode(bundle: Bundle, text: str) -> list[int]:

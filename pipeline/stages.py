@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from pipeline.config import AttentionConfig, EvaluateConfig, ExportConfig, GenerateConfig, ImportConfig, PredictConfig
 from pipeline.configuration import to_yaml
 from pipeline.data import catalogue
 from pipeline.data.cleaning import Notes
@@ -24,13 +25,10 @@ from pipeline.data.store import prepare_store
 from pipeline.errors import UserError
 from pipeline.evaluation.config import StudyConfig
 from pipeline.files import write_text
-from pipeline.model.config import AttentionConfig, ExportConfig, GenerateConfig, ImportConfig
 from pipeline.terminal import note, print_table, progress, say
 from pipeline.tokenizer import Tokenizer, measure, special_tokens, train
 from pipeline.training.config import (
-    EvaluateConfig,
     FinetuneConfig,
-    PredictConfig,
     PretrainConfig,
     RunBundleConfig,
     RunsConfig,
@@ -171,7 +169,7 @@ def bundle_run(config: RunBundleConfig) -> None:
 
 def sync_runs(config: SyncConfig) -> None:
     """Upload what was tracked offline."""
-    from pipeline.training.tracking import sync
+    from pipeline.training.server import sync
 
     for folder in config.folders:
         sync(Path(folder))

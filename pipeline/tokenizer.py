@@ -107,6 +107,12 @@ class Tokenizer:
             raise UserError(f"the tokenizer has no {role} token (none of {names}); use a tokenizer that has one")
         return number
 
+    @property
+    def first(self) -> int:
+        """What a decoder reads first: the begin token, or padding where there is none, as in T5."""
+        begin = self.find("begin")
+        return self.id("pad") if begin is None else begin
+
     def tag(self, tag: str) -> int:
         """The id of a language or task tag, such as <de>."""
         if tag not in self.special:

@@ -5,7 +5,7 @@ Shapes: B sequences, S positions of the encoder, T positions of the decoder, or 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from pipeline.data.objectives import IGNORED, Example
 from pipeline.data.shard import Integers
+
+if TYPE_CHECKING:
+    from pipeline.bundle import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,16 @@ class Batch:
     """How many positions, or labels, are predicted."""
     labels_B: Tensor | None = None
     """The class of each sequence, where it has one, or IGNORED."""
+
+    def states(self, model: "Model") -> Tensor:
+        """Run a model: the states of its decoder, or of its encoder if it is alone."""
+        memory = None
+        if self.source_BS is not None:
+            memory = model.encode(self.source_BS, self.source_real_BS)
+        if self.inputs_BT is None:
+            assert memory is not None
+            return memory.states_BSC
+        return model.decode(self.inputs_BT, self.inputs_real_BT, memory, self.prefix_B)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch on another device."""

@@ -1,7 +1,7 @@
 """Batches of a run: which windows, in what order and with which masks is a function of the seed and nothing else."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
@@ -47,6 +47,9 @@ class TokenSteps:
     batch_tokens: int
     seed: int
     batch_size: int = 0
+    """Steps have no fixed number of rows."""
+    sorted: dict[int, Integers] = field(default_factory=dict)
+    """The rows of the epoch that was last asked for, from the shortest to the longest: sorted once, not every step."""
 
     @property
     def per_epoch(self) -> int:
@@ -64,10 +67,12 @@ class TokenSteps:
     def keys(self, step: int) -> list[Key]:
         """The rows of one step: which of one length come together, and when, is drawn anew for every epoch."""
         epoch, place = divmod(step, self.per_epoch)
-        drawn = cached_order(len(self.lengths), self.seed, epoch)
-        by_length = drawn[np.argsort(self.lengths[drawn], kind="stable")]
+        if epoch not in self.sorted:
+            drawn = cached_order(len(self.lengths), self.seed, epoch)
+            self.sorted.clear()
+            self.sorted[epoch] = drawn[np.argsort(self.lengths[drawn], kind="stable")]
         number = int(cached_order(self.per_epoch, self.seed + 1, epoch)[place])
-        return [(step, epoch, int(row)) for row in by_length[self.cuts[number] : self.cuts[number + 1]]]
+        return [(step, epoch, int(row)) for row in self.sorted[epoch][self.cuts[number] : self.cuts[number + 1]]]
 
 
 @lru_cache(maxsize=4)

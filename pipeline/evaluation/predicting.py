@@ -8,10 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from pipeline.bundle import Model
+from pipeline.config import GenerationConfig
 from pipeline.data.batch import Batch, collate
 from pipeline.data.tasks import TASKS, Encoder, Row
 from pipeline.evaluation.metrics import Score, score_classes, score_exact, score_summaries, score_translations
-from pipeline.model.config import GenerationConfig
 from pipeline.model.generation import encode, generate, inference
 from pipeline.model.heads import Pooling, pooled
 
@@ -26,19 +26,19 @@ class Predictor:
     generation: GenerationConfig
     batch_size: int = 32
 
-    def predict(self, rows: Sequence[Row], first: int = 0) -> list[Any]:
+    def predict(self, rows: Sequence[Row]) -> list[Any]:
         """For each row the probabilities of its classes, or the text written; rows of similar length go together."""
         kind = TASKS[self.encoder.task.name].kind
         order = sorted(range(len(rows)), key=lambda number: len(rows[number].source))
         found: dict[int, Any] = {}
-        work: Callable[[list[Row], int], list[Any]] = self.classify if kind == "classification" else self.write
+        work: Callable[[list[Row]], list[Any]] = self.classify if kind == "classification" else self.write
         for start in range(0, len(order), self.batch_size):
             numbers = order[start : start + self.batch_size]
-            for number, result in zip(numbers, work([rows[number] for number in numbers], first), strict=True):
+            for number, result in zip(numbers, work([rows[number] for number in numbers]), strict=True):
                 found[number] = result
         return [found[number] for number in range(len(rows))]
 
-    def classify(self, rows: list[Row], _: int) -> list[Any]:
+    def classify(self, rows: list[Row]) -> list[Any]:
         pad = self.encoder.tokenizer.find("pad") or 0
         device = next(self.model.parameters()).device
         with inference(self.model):
@@ -46,13 +46,13 @@ class Predictor:
             logits_BL = class_logits(self.model, batch, self.pooling)
             return list(logits_BL.float().softmax(-1).cpu().numpy().astype(float))
 
-    def write(self, rows: list[Row], first: int) -> list[str]:
+    def write(self, rows: list[Row]) -> list[str]:
         questions = [self.encoder.question(row) for row in rows]
         sources = [source for source, _ in questions if source is not None]
         memory = encode(self.model, sources) if sources else None
         prompts = [prompt for _, prompt in questions]
         tokenizer = self.encoder.tokenizer
-        written = generate(self.model, prompts, self.generation, end=tokenizer.id("end"), memory=memory, first=first)
+        written = generate(self.model, prompts, self.generation, end=tokenizer.id("end"), memory=memory)
         return [tokenizer.decode(sequences[0].ids).strip() for sequences in written]
 
     def score(self, rows: Sequence[Row], predictions: Sequence[Any]) -> Score:
@@ -72,11 +72,5 @@ class Predictor:
 def class_logits(model: Model, batch: Batch, pooling: Pooling) -> Tensor:
     """The logits of classes: of an encoder's pooled states, or of the decoder's where there is one."""
     assert model.classifier is not None
-    memory = None
-    if batch.source_BS is not None:
-        memory = model.encode(batch.source_BS, batch.source_real_BS)
-    if batch.inputs_BT is None:
-        assert memory is not None
-        return model.classifier(pooled(memory.states_BSC, batch.source_real_BS, pooling))
-    states_BTC = model.decode(batch.inputs_BT, batch.inputs_real_BT, memory, batch.prefix_B)
-    return model.classifier(pooled(states_BTC, batch.inputs_real_BT, pooling))
+    real_BT = batch.source_real_BS if batch.inputs_BT is None else batch.inputs_real_BT
+    return model.classifier(pooled(batch.states(model), real_BT, pooling))

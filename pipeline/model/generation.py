@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.bundle import Model
+from pipeline.config import GenerationConfig
 from pipeline.errors import UserError
-from pipeline.model.config import GenerationConfig
 from pipeline.model.packing import packed
 from pipeline.model.transformer import Branches, Memory, Transformer
 

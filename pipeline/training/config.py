@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.config import GenerationConfig
 from pipeline.data.config import (
     CorpusConfig,
     ObjectiveConfig,
@@ -13,7 +14,7 @@ from pipeline.data.config import (
     check_objective,
 )
 from pipeline.errors import UserError
-from pipeline.model.config import GenerationConfig, ModelConfig, resolve
+from pipeline.model.config import ModelConfig, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,52 +266,6 @@ class FinetuneConfig:
             raise UserError("init_decoder_from: is the second half of a warm start; name the first with init_from")
         if self.trainer.strategy == "fsdp":
             raise UserError("trainer.strategy: fine-tuning works with ddp; fsdp is for pretraining")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """Measure a fine-tuned bundle on rows."""
-
-    bundle: str
-    """The folder of a bundle."""
-    data: str
-    """A table of rows, hf:NAME, or a name from `triptych data list` (its test rows, or dev where they are secret)."""
-    json: str | None = None
-    """Where metrics, signatures, data and bundle are written."""
-    batch_size: int = 32
-    """Rows at a time; the result does not depend on it."""
-    on_error: Literal["fail", "skip"] = "fail"
-    """What to do with a row that is missing a column, is empty or has the wrong type."""
-    generation: GenerationConfig | None = None
-    """How answers are written; by default as in training."""
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"batch_size: {self.batch_size} must be at least 1")
-        if self.generation and self.generation.temperature:
-            raise UserError("generation.temperature: a task is judged by the most probable answers; leave it at 0")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictConfig:
-    """Let a fine-tuned bundle do its task on texts."""
-
-    bundle: str
-    """The folder of a bundle."""
-    texts: list[str] = field(default_factory=list)
-    """Texts to do it on; standard input, a line each, if there are none and no --input."""
-    input: str | None = None
-    """A table of rows (.jsonl .csv .tsv .parquet), hf:NAME, or a .txt with a text on each line."""
-    output: str | None = None
-    """A .jsonl file for the results, which goes on where it was interrupted; standard output by default."""
-    batch_size: int = 32
-    """Rows at a time; the result does not depend on it."""
-    on_error: Literal["fail", "skip"] = "fail"
-    """What to do with a row that is missing a column, is empty or has the wrong type."""
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"batch_size: {self.batch_size} must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

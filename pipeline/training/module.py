@@ -70,7 +70,7 @@ class Network(nn.Module):
 
     def forward(self, batch: Batch, each: bool = False) -> Tensor:
         """The summed loss of a batch, or the plain loss of each position that has one."""
-        states_BTC = self.states(batch)
+        states_BTC = batch.states(self.model)
         wanted_BT = batch.targets_BT != IGNORED
         states_PC, targets_P = states_BTC[wanted_BT], batch.targets_BT[wanted_BT]
         if each:
@@ -78,16 +78,6 @@ class Network(nn.Module):
         if not len(targets_P):  # every weight needs a gradient, or other processes wait for it
             return 0.0 * self.model.head.loss(states_BTC[:1, 0], batch.targets_BT.new_zeros(1))
         return self.model.head.loss(states_PC, targets_P, self.smoothing)
-
-    def states(self, batch: Batch) -> Tensor:
-        """The states that predict: the decoder's, or an encoder's if it is alone."""
-        memory = None
-        if batch.source_BS is not None:
-            memory = self.model.encode(batch.source_BS, batch.source_real_BS)
-        if batch.inputs_BT is None:
-            assert memory is not None
-            return memory.states_BSC
-        return self.model.decode(batch.inputs_BT, batch.inputs_real_BT, memory, batch.prefix_B)
 
 
 class Classifier(Network):

@@ -47,7 +47,7 @@ def pretrain(config: PretrainConfig) -> Path:
         job = make_job(config, run)
         if rank() == 0:
             note(job.plan())
-            run.prepared(**run.material | {"steps": job.total_steps})
+            run.add_material({"steps": job.total_steps})
         train_job(job, run)
     return run.bundle
 
@@ -92,8 +92,9 @@ def make_material(config: PretrainConfig, run: Run) -> tuple[Tokenizer, Store]:
         if not (folder / "meta.json").is_file():
             train_tokenizer_for(config, corpus, folder)
         stores = Path(config.data.stores) if config.data.stores else cache() / "stores"
-        run.prepared(store=str(prepare_store(corpus, folder, stores).path.resolve()), corpus=corpus.fingerprint)
-    while not run.material:
+        store = prepare_store(corpus, folder, stores)
+        run.add_material({"store": str(store.path.resolve()), "corpus": corpus.fingerprint})
+    while "store" not in run.material:
         time.sleep(0.2)
     tokenizer = Tokenizer.load(folder)
     return tokenizer, Store.open(Path(run.material["store"]), tokenizer.fingerprint)
@@ -101,7 +102,7 @@ def make_material(config: PretrainConfig, run: Run) -> tuple[Tokenizer, Store]:
 
 def is_material(run: Run) -> bool:
     """Whether tokenizer and store were made before and are still there; the corpus is not read again then."""
-    return bool(run.material) and (Path(run.material["store"]) / "manifest.json").is_file()
+    return "store" in run.material and (Path(run.material["store"]) / MANIFEST).is_file()
 
 
 def start_tokenizer(config: PretrainConfig) -> Tokenizer:

@@ -67,13 +67,13 @@ class Run:
 
     @property
     def material(self) -> dict[str, Any]:
-        """Where tokenizer and store of the run are, once they are made."""
+        """What was made for the run: its store, the fingerprints of its text or rows, its number of steps."""
         path = self.path / "prepared.json"
         return dict(read_json(path)) if path.is_file() else {}
 
-    def prepared(self, **material: Any) -> None:
-        """Record where tokenizer and store are: other processes wait for this, and a resumed run needs no corpus."""
-        write_json(self.path / "prepared.json", material)
+    def add_material(self, facts: Mapping[str, Any]) -> None:
+        """Record what was made for the run: other processes wait for it, and a resumed run needs no corpus."""
+        write_json(self.path / "prepared.json", {**self.material, **facts})
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a row of metrics."""

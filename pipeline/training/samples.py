@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from pipeline.bundle import Model
+from pipeline.config import GenerationConfig
 from pipeline.data.batch import collate
 from pipeline.data.datamodule import HeldOut
 from pipeline.data.objectives import IGNORED, Example
 from pipeline.data.shard import Integers, Stream
 from pipeline.files import write_text
-from pipeline.model.config import GenerationConfig
 from pipeline.model.generation import encode, generate, inference
 from pipeline.model.transformer import Memory
 from pipeline.tokenizer import Tokenizer

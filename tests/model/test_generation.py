@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.bundle import Bundle, Model, make_model
+from pipeline.config import GenerationConfig
 from pipeline.data.config import TokenizerConfig
 from pipeline.errors import UserError
-from pipeline.model.config import GenerationConfig, ModelConfig, resolve
+from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.generation import Generated, encode, generate
 from pipeline.model.huggingface import export_model
 from pipeline.model.packing import packed

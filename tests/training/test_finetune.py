@@ -14,11 +14,12 @@ from pipeline.bundle import load_bundle
 from pipeline.data.config import TaskConfig, TaskDataConfig
 from pipeline.data.datamodule import Share, TokenSteps
 from pipeline.data.objectives import IGNORED
-from pipeline.data.tasks import Encoder, Row, made_up, read_task
+from pipeline.data.rows import made_up, read_task
+from pipeline.data.tasks import Encoder, Row
 from pipeline.inference import load
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.heads import pooled
-from pipeline.training.finetuning import warm_start
+from pipeline.training.taskjob import warm_start
 from tests.training.jobs import arguments, finish, last_step, rows, signal_when, start, write_novels
 
 GOOD, BAD = ["lovely", "splendid", "bright"], ["dreadful", "dull", "awful"]

@@ -15,7 +15,8 @@ import pytest
 from pipeline.errors import UserError
 from pipeline.training import tracking
 from pipeline.training.config import TrackingConfig
-from pipeline.training.tracking import Input, Tracker, hold_lock, start, sync
+from pipeline.training.server import hold_lock, sync
+from pipeline.training.tracking import Input, Tracker, start
 from tests.training.wandb_server import Server, serving
 
 KEY = "k" * 40

@@ -1,0 +1,140 @@
+"""What can be set about using a bundle. Light: imported by the command line, never torch."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipeline.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """How a model writes on: the most probable token each time, tokens drawn at random, or beam search."""
+
+    max_new_tokens: int = 64
+    """Stop after this many tokens."""
+    min_new_tokens: int = 0
+    """Do not end before this many tokens."""
+    temperature: float = 0.0
+    """Draw tokens at random, more boldly the higher this is; 0 takes the most probable."""
+    top_k: int = 0
+    """Draw from this many most probable tokens; 0 is from all."""
+    top_p: float = 1.0
+    """Draw from the fewest tokens that together are this probable; 1 is from all."""
+    beams: int = 1
+    """Follow this many sequences and keep the most probable; 1 is no beam search."""
+    length_penalty: float = 1.0
+    """Divide the log-probability of a sequence by its length to this power; more favours longer ones."""
+    no_repeat_ngram: int = 0
+    """Write no sequence of this many tokens twice, nor one of the prompt's; 0 allows it."""
+    sequences: int = 1
+    """How many sequences to return for each prompt, the most probable first."""
+    seed: int = 0
+    """What is drawn at random follows from this and the number of the prompt."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "beams", "sequences"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}: {getattr(self, name)} must be at least 1")
+        for name in ("min_new_tokens", "temperature", "top_k", "no_repeat_ngram", "seed"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name}: {getattr(self, name)} must not be negative")
+        if self.min_new_tokens > self.max_new_tokens:
+            raise UserError(f"min_new_tokens: {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p: {self.top_p} must be above 0 and at most 1")
+        if self.temperature and self.beams > 1:
+            raise UserError("temperature: beam search draws nothing at random; use temperature 0 or 1 beam")
+        if not self.temperature and (self.top_k or self.top_p < 1):
+            raise UserError("top_k and top_p: need a temperature above 0; without one nothing is drawn at random")
+        if not self.temperature and self.sequences > self.beams:
+            raise UserError(f"sequences: {self.sequences} need as many beams, or a temperature above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """Make a bundle of a model of transformers (BERT, GPT-2, T5, Llama, Qwen3)."""
+
+    source: str
+    """A folder with config.json, safetensors and tokenizer.json, or hf:NAME for the hub."""
+    bundle: str
+    """Where the bundle goes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Write a bundle as a folder that transformers loads."""
+
+    bundle: str
+    """The folder of a bundle."""
+    folder: str
+    """Where the files for transformers go."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig(GenerationConfig):
+    """Let a bundle write on from a prompt, or answer a source."""
+
+    bundle: str
+    """The folder of a bundle."""
+    prompt: str
+    """The text to go on from, or the source of an encoder-decoder; special tokens such as <extra_id_0> are such."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Draw where every layer and head of a bundle looks while it reads a text."""
+
+    bundle: str
+    """The folder of a bundle."""
+    text: str
+    """What is read; special tokens such as <mask> count as such."""
+    target: str | None = None
+    """What the decoder of an encoder-decoder reads."""
+    output: str
+    """The folder for the pictures, one a layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """Measure a fine-tuned bundle on rows."""
+
+    bundle: str
+    """The folder of a bundle."""
+    data: str
+    """A table of rows, hf:NAME, or a name from `triptych data list` (its test rows, or dev where they are secret)."""
+    json: str | None = None
+    """Where metrics, signatures, data and bundle are written."""
+    batch_size: int = 32
+    """Rows at a time; the result does not depend on it."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do with a row that is missing a column, is empty or has the wrong type."""
+    generation: GenerationConfig | None = None
+    """How answers are written; by default as in training."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"batch_size: {self.batch_size} must be at least 1")
+        if self.generation and self.generation.temperature:
+            raise UserError("generation.temperature: a task is judged by the most probable answers; leave it at 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig:
+    """Let a fine-tuned bundle do its task on texts."""
+
+    bundle: str
+    """The folder of a bundle."""
+    texts: list[str] = field(default_factory=list)
+    """Texts to do it on; standard input, a line each, if there are none and no --input."""
+    input: str | None = None
+    """A table of rows (.jsonl .csv .tsv .parquet), hf:NAME, or a .txt with a text on each line."""
+    output: str | None = None
+    """A .jsonl file for the results, which goes on where it was interrupted; standard output by default."""
+    batch_size: int = 32
+    """Rows at a time; the result does not depend on it."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do with a row that is missing a column, is empty or has the wrong type."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"batch_size: {self.batch_size} must be at least 1")

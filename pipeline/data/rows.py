@@ -1,0 +1,214 @@
+"""Rows of a task: read from tables, datasets and the catalogue, or made up; checked, limited, split."""
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.data import catalogue, hub
+from pipeline.data.cleaning import without_surrogates
+from pipeline.data.config import TaskConfig, TaskDataConfig
+from pipeline.data.sources import TABLE_READERS, TABLE_SUFFIXES, open_bytes
+from pipeline.data.sources import Row as Columns
+from pipeline.data.tasks import TASKS, Row
+from pipeline.errors import UserError
+from pipeline.terminal import note, warn
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of each split, and a fingerprint of them all."""
+
+    train: list[Row]
+    validation: list[Row]
+    test: list[Row] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    """The classes of all training rows, also of those that a limit leaves out."""
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for split in (self.train, self.validation, self.test):
+            for row in split:
+                digest.update(repr(row).encode(errors="surrogatepass"))
+            digest.update(b"\n")
+        return digest.hexdigest()
+
+
+def read_task(task: TaskConfig, data: TaskDataConfig, seed: int) -> Rows:
+    """Read or make the rows of every split; where nothing is held out, a tenth of train is."""
+    if TASKS[task.name].generated:
+        return made_up(task, seed)
+    if data.train is None:
+        raise UserError(f"data.train: task {task.name} needs a file of rows or a name from `triptych data list`")
+    files = {"train": data.train, "validation": data.validation, "test": data.test}
+    if data.train in catalogue.ENTRIES:
+        folder = catalogue.get(data.train)
+        for split, name in (("train", "train"), ("validation", "dev"), ("test", "test")):
+            if split == "train" or files[split] is None:
+                path = folder / f"{name}.jsonl"
+                files[split] = str(path) if path.is_file() else None
+    splits = {split: read_rows(file, task, data) if file else [] for split, file in files.items()}
+    if not splits["validation"]:
+        warn("no validation rows: a tenth of the training rows is held out, by the hash of their text")
+        splits["train"], splits["validation"] = divided(splits["train"])
+    train = limited(splits["train"], data.limit, seed)
+    for split, rows in (("train", train), ("validation", splits["validation"])):
+        if not rows:
+            raise UserError(f"data.{split}: no rows in {files[split]}")
+    labels = label_names(splits["train"]) if TASKS[task.name].kind == "classification" else []
+    for split in ("validation", "test"):
+        check_labels(splits[split], labels, str(files[split]))
+    return Rows(train, splits["validation"], splits["test"], labels)
+
+
+def check_labels(rows: list[Row], labels: list[str], file: str) -> None:
+    """Refuse a class that training never sees, with the row it stands in."""
+    for number, row in enumerate(rows, 1):
+        if row.label is not None and row.label not in labels:
+            known = ", ".join(labels[:10])
+            raise UserError(f"{file} row {number}: label {row.label!r} is not one of the training rows ({known})")
+
+
+def read_rows(file: str, task: TaskConfig, data: TaskDataConfig, answers: bool = True) -> list[Row]:
+    """The rows of a table; what is wrong with one is an error, or is counted and left out (`on_error: skip`)."""
+    rows, skipped = [], 0
+    for row in stream_rows(file, task, data.on_error == "skip", answers):
+        if row is None:
+            skipped += 1
+        else:
+            rows.append(row)
+    if skipped:
+        note(f"{file}: {skipped:,} of {skipped + len(rows):,} rows skipped")
+    return rows
+
+
+def stream_rows(file: str, task: TaskConfig, skip: bool, answers: bool = True) -> Iterator[Row | None]:
+    """Row after row; None stands for one that was wrong and may be skipped."""
+    for number, columns in enumerate(table(file), 1):
+        try:
+            yield as_row(columns, task, answers)
+        except UserError as error:
+            if not skip:
+                raise UserError(f"{file} row {number}: {error}") from error
+            yield None
+
+
+def table(file: str) -> Iterator[Columns]:
+    """The rows of a file or of a Hugging Face dataset."""
+    if file.startswith("hf:"):
+        yield from hub.rows(file[3:], streaming=False)
+        return
+    path = Path(file)
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    if not path.is_file():
+        raise UserError(f"{file}: no such file; rows come from {', '.join(TABLE_SUFFIXES)}, hf:NAME or the catalogue")
+    if suffix not in TABLE_READERS:
+        raise UserError(f"{file}: not a table; rows come from {', '.join(TABLE_SUFFIXES)}")
+    with open_bytes(path, None, file) as opened:
+        yield from TABLE_READERS[suffix](opened, file)
+
+
+def as_row(columns: Columns, task: TaskConfig, answers: bool = True) -> Row:
+    """A row of a task from the columns of a table."""
+    names = column_names(task)
+    source = text_of(columns, names["source"], "source")
+    if not answers:
+        return Row(source)
+    if TASKS[task.name].kind == "classification":
+        value = columns.get(names["label"])
+        if value in (None, "") or isinstance(value, list | dict) or (isinstance(value, float) and value != value):
+            raise UserError(missing(columns, names["label"], "label"))
+        return Row(source, label=str(int(value) if isinstance(value, bool) else value))
+    target = text_of(columns, names["target"], "target")
+    several = columns.get(names.get("references", ""), None)
+    good = tuple(text for text in several if isinstance(text, str)) if isinstance(several, list) else ()
+    return Row(source, target, references=good)
+
+
+def column_names(task: TaskConfig) -> dict[str, str]:
+    """Which column holds what: as the settings say, else as the task has it."""
+    given = {
+        "source": task.source_column,
+        "target": task.target_column,
+        "label": task.label_column,
+        "references": task.references_column,
+    }
+    return TASKS[task.name].columns | {name: column for name, column in given.items() if column}
+
+
+def text_of(columns: Columns, name: str, role: str) -> str:
+    value = columns.get(name)
+    if not isinstance(value, str):
+        raise UserError(missing(columns, name, role))
+    value = without_surrogates(value)
+    if not value.strip():
+        raise UserError(f"column {name!r} is empty; remove the row, or use --data.on_error skip")
+    return value
+
+
+def missing(columns: Columns, name: str, role: str) -> str:
+    if name not in columns:
+        return f"no column {name!r}; it has {', '.join(map(str, columns))}: choose one with --task.{role}_column"
+    return f"column {name!r} holds {columns[name]!r:.40}, which is no {role}"
+
+
+def divided(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    held_out = [int.from_bytes(hashlib.sha256(row.source.encode()).digest()[:4]) % 10 == 0 for row in rows]
+    return (
+        [row for row, out in zip(rows, held_out, strict=True) if not out],
+        [row for row, out in zip(rows, held_out, strict=True) if out],
+    )
+
+
+def limited(rows: list[Row], limit: int | None, seed: int) -> list[Row]:
+    """So many rows, drawn by the seed: files may be sorted by label."""
+    if limit is None or limit >= len(rows):
+        return rows
+    chosen = np.sort(np.random.default_rng((seed, 1)).permutation(len(rows))[:limit])
+    return [rows[number] for number in chosen]
+
+
+def label_names(rows: Iterable[Row]) -> list[str]:
+    """The labels of rows, numbers by size and words by name; at least two."""
+    names = sorted({row.label for row in rows if row.label is not None}, key=lambda name: (not is_number(name), name))
+    if all(map(is_number, names)):
+        names.sort(key=float)
+    if len(names) < 2:
+        raise UserError(f"data.train: all rows have the label {', '.join(names)}; there is nothing to learn")
+    return names
+
+
+def is_number(text: str) -> bool:
+    return text.removeprefix("-").replace(".", "", 1).isdigit()
+
+
+# --- Rows that are made up ---------------------------------------------------------------------------------------
+
+
+def made_up(task: TaskConfig, seed: int) -> Rows:
+    """Strings to reverse or to write in capitals or small letters (worksheets 000 and 001).
+
+    The hash of a string decides its split, so that none is in two, and every seed is measured on the same strings.
+    """
+    held_out = max(1, task.examples // 10)
+    validation, test = (
+        list(dict.fromkeys(islice(made_up_rows(task, random.Random(0), part), held_out))) for part in (0, 1)
+    )
+    return Rows(list(islice(made_up_rows(task, random.Random(seed), 2), task.examples)), validation, test)
+
+
+def made_up_rows(task: TaskConfig, draw: random.Random, part: int) -> Iterator[Row]:
+    """Rows of one split without end: of twelve strings one is for validation (0), one for test (1)."""
+    alphabet = "abcd" if task.name == "reversal" else "abcdABCD"
+    for _ in range(1000 * task.examples):
+        letters = "".join(draw.choices(alphabet, k=draw.randint(task.shortest, task.longest)))
+        mark = draw.choice(("<U>", "<L>")) if task.name == "case" else ""
+        if min(2, hashlib.sha256((mark + letters).encode()).digest()[0] % 12) == part:
+            target = letters[::-1] if not mark else letters.upper() if mark == "<U>" else letters.lower()
+            yield Row(mark + letters, target)
+    raise UserError("task.longest: there are too few strings of these lengths; raise it")
