@@ -30,7 +30,7 @@ def build(config_class: type[Config], files: Iterable[Path], options: Mapping[st
     """A config from files, the later winning, then from options given as text."""
     known = fields_of(config_class)
     places: dict[str, Place] = {}
-    files = list(files)
+    files = [found(path) for path in files]
     for path in files:
         places |= keys_in(path, known)
     for key in options:
@@ -162,6 +162,14 @@ def explain(message: str, known: Fields, places: Mapping[str, Place]) -> str:
 
 
 # --- Files -------------------------------------------------------------------------------------------------------
+
+SHIPPED = (Path(__file__).parent, Path(__file__).parent.parent)  # where configs/ is in a wheel, and in a clone
+
+
+def found(path: Path) -> Path:
+    """A config file as it is named; one that begins with configs/ and is not here is the one that came with us."""
+    candidates = (root / path for root in SHIPPED if path.parts[:1] == ("configs",))
+    return path if path.exists() else next((one for one in candidates if one.is_file()), path)
 
 
 def keys_in(path: Path, known: Fields) -> dict[str, Place]:
