@@ -137,13 +137,15 @@ class Attention(nn.Module):
         cache: "LayerCache | None",
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each head by itself; keys and values of a cache where there is one."""
-        q_BHTD = self.query_norm(self.query(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2))
+        q, both = (self.query(x_BTC), None) if self.cross else self.projections(x_BTC)
+        q_BHTD = self.query_norm(q.unflatten(-1, (self.heads, -1)).transpose(1, 2))
         if positions is not None:
             q_BHTD = positions.rotate(q_BHTD)
-        if self.cross and cache and cache.keys is not None and cache.values is not None:
-            return q_BHTD, cache.keys, cache.values
-        inputs = x_BTC if context_BSC is None else context_BSC
-        both_BSKD = self.key_value(inputs).unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2)
+        if both is None:
+            if cache and cache.keys is not None and cache.values is not None:
+                return q_BHTD, cache.keys, cache.values
+            both = self.key_value(context_BSC)
+        both_BSKD = both.unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2)
         k, v = both_BSKD.chunk(2, dim=1)
         k = self.key_norm(k)
         if positions is not None:
@@ -153,6 +155,10 @@ class Attention(nn.Module):
         if cache:
             k, v = cache.keep(k, v) if self.cross else cache.append(k, v)
         return q_BHTD, k, v
+
+    def projections(self, x_BTC: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries, and keys and values, of the same states."""
+        return self.query(x_BTC), self.key_value(x_BTC)
 
     def weights(self, q: Tensor, k: Tensor, seen: Visible, bias_HTS: Tensor | None) -> Tensor:
         scores_BHTS = q @ repeated(k, self.heads).transpose(-1, -2) * self.scale
@@ -208,11 +214,11 @@ class LayerCache:
             batch, heads, _, width = k_BKSD.shape
             self.keys = k_BKSD.new_empty(batch, heads, self.capacity, width)
             self.values = v_BKSD.new_empty(batch, heads, self.capacity, width)
-        end = self.length + k_BKSD.shape[2]
-        self.keys[:, :, self.length : end] = k_BKSD
-        self.values[:, :, self.length : end] = v_BKSD
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        new = k_BKSD.shape[2]
+        self.keys.narrow(2, self.length, new).copy_(k_BKSD)  # quicker than slicing, and done for every token
+        self.values.narrow(2, self.length, new).copy_(v_BKSD)
+        self.length += new
+        return self.keys.narrow(2, 0, self.length), self.values.narrow(2, 0, self.length)
 
     def keep(self, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor]:
         """Remember keys and values that will not change."""

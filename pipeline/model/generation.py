@@ -221,6 +221,8 @@ def draw(config: GenerationConfig, prompts: Sequence[int]) -> Tensor:
 
 def choose(logits_RV: Tensor, draws_R: Tensor, config: GenerationConfig) -> Tensor:
     """The most probable token of each row, or where the draw falls when probabilities are laid side by side."""
+    if not config.temperature and logits_RV.device.type == "cpu":
+        return torch.from_numpy(logits_RV.numpy().argmax(-1))  # several times as fast as torch's
     if not config.temperature:
         return logits_RV.argmax(-1)
     ends_RV = filtered(logits_RV, config).softmax(-1, dtype=torch.float64).cumsum(-1)
