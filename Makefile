@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint docs bench clean
 
 help:
 	@echo "make demo      the main job on real novels, a few minutes"
 	@echo "make test      the tests; make test-all adds the slow ones; make lint checks style and types"
+	@echo "make docs      docs/configuration.md, made from the dataclasses"
 	@echo "make bench     side by side with peers; writes benchmarks/results/"
 
 demo: .venv/installed-core
@@ -23,6 +24,9 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/installed-core
+	$(BIN)/python -m docs.reference
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/store.py

@@ -33,13 +33,17 @@ def build(config_class: type[Config], files: Iterable[Path], options: Mapping[st
     files = [found(path) for path in files]
     for path in files:
         places |= keys_in(path, known)
-    for key in options:
+    for key, value in options.items():
         places[key] = f"--{key}"
         check_key(key, known, places[key])
+        if re.search(r"[\ud800-\udfff]", value):  # YAML could not hold it, and a run could not be resumed
+            raise UserError(f"{places[key]}: {value!r:.80} is not UTF-8; rename what it names")
     arguments = [*(f"--config={path}" for path in files), *(f"--{key}={value}" for key, value in options.items())]
     parser = make_parser(config_class, "")
     try:
-        values = parser.instantiate(parser.parse_args(arguments))
+        parsed = parser.parse_args(arguments)
+        check_nulls(parsed.items(), known, places)
+        values = parser.instantiate(parsed)
     except (ValueError, TypeError, ArgumentError) as error:
         raise UserError(explain(str(error), known, places)) from error
     return config_class(**{name: values[name] for name in top_names(config_class)})
@@ -120,8 +124,8 @@ def in_words(kind: Any) -> str:
     if choices(kind):
         return "one of " + ", ".join(choices(kind))
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    words = [names.get(member, "a list" if is_list(member) else "a section of keys") for member in members(kind)]
-    return " or ".join(words)
+    lists = {member: "a list" for member in members(kind) if typing.get_origin(member) in (list, tuple)}
+    return " or ".join((names | lists).get(member, "a section of keys") for member in members(kind))
 
 
 # --- Mistakes ----------------------------------------------------------------------------------------------------
@@ -133,6 +137,13 @@ def check_key(key: str, known: Fields, place: Place) -> None:
     inside_dict = any(typing.get_origin(known.get(".".join(parts[:n]))) is dict for n in range(1, len(parts)))
     if key not in known and not inside_dict:
         raise UserError(f"{place}: unknown key {key!r}{suggestion(key, list(known))}")
+
+
+def check_nulls(values: Iterable[tuple[str, Any]], known: Fields, places: Mapping[str, Place]) -> None:
+    """Refuse null where a field has to have a value; jsonargparse takes it for any type."""
+    for key, value in values:
+        if value is None and key in known and type(None) not in members(known[key]):
+            raise UserError(f"{places.get(key, 'config')}: {key} must be {in_words(known[key])}, not null")
 
 
 def suggestion(word: str, candidates: list[str]) -> str:
@@ -172,10 +183,20 @@ def found(path: Path) -> Path:
     return path if path.exists() else next((one for one in candidates if one.is_file()), path)
 
 
+class PlainLoader(yaml.SafeLoader):
+    """Refuses aliases: a few lines of them can stand for more values than fit in memory, or for themselves."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "aliases such as *name are not allowed", mark)
+        return super().compose_node(parent, index)
+
+
 def keys_in(path: Path, known: Fields) -> dict[str, Place]:
     """Where each key of a YAML file stands; unknown and repeated keys are refused."""
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=PlainLoader)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such config file") from error
     except IsADirectoryError as error:
@@ -186,6 +207,8 @@ def keys_in(path: Path, known: Fields) -> dict[str, Place]:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UserError(f"{where}: not valid YAML ({getattr(error, 'problem', None) or error})") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: nested too deeply for a config file") from error
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):

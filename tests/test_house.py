@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import tokenizers
 
+from docs import reference
 from pipeline import __version__, cli
 from tests.novels import novel
 
@@ -110,6 +111,10 @@ def test_the_wheel_works_in_an_empty_folder(tmp_path: Path) -> None:
     quick = "--trainer.max_steps 2 --data.batch_size 2 --data.sequence_length 32 --model.width 32".split()
     more = "--data.new_tokenizer.vocab_size 400 --tracking.mode disabled --trainer.accelerator cpu".split()
     assert triptych("pretrain", *config, "--data.corpus", ".", *quick, *more, "--run_dir", "run") == "run/bundle\n"
+
+
+def test_the_reference_of_the_configuration_is_current() -> None:
+    assert reference.PAGE.read_text() == reference.page(), "docs/configuration.md is out of date; run `make docs`"
 
 
 def python_blocks() -> list[tuple[str, str]]:
