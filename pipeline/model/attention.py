@@ -137,7 +137,7 @@ class Attention(nn.Module):
         cache: "LayerCache | None",
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each head by itself; keys and values of a cache where there is one."""
-        q, both = (self.query(x_BTC), None) if self.cross else self.projections(x_BTC)
+        q, both = self.projections(x_BTC) if context_BSC is None else (self.query(x_BTC), None)
         q_BHTD = self.query_norm(q.unflatten(-1, (self.heads, -1)).transpose(1, 2))
         if positions is not None:
             q_BHTD = positions.rotate(q_BHTD)
