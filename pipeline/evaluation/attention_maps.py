@@ -1,7 +1,12 @@
-"""Pictures of attention: for every layer and head, how much each token looks at each other."""
+"""Pictures of attention: how much each token looks at each other in every layer and head, and what masks let it see.
+
+Shapes: H heads, T queries, S keys.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,17 +15,31 @@ from torch import Tensor
 from pipeline.bundle import Model
 from pipeline.errors import UserError
 from pipeline.files import replacing
-from pipeline.model.attention import attention_probabilities
+from pipeline.model.attention import attention_probabilities, visible
 from pipeline.model.generation import inference
 from pipeline.tokenizer import Tokenizer
 
 MOST_LABELS = 48  # tokens; more cannot be read beside a map
+MOST_NUMBERS = 24  # tokens; more numbers cannot be read in the cells
 
 
-def attention_maps(
-    model: Model, tokenizer: Tokenizer, source: Sequence[int] | None, target: Sequence[int] | None, folder: Path
-) -> list[Path]:
-    """Draw the attention of every layer while a model reads a source, a target or both; one picture a layer."""
+@dataclass(frozen=True)
+class Map:
+    """The attention of one layer while a model reads."""
+
+    kind: str
+    """encoder and decoder look at themselves, the decoder causally; cross looks from the decoder at the encoder."""
+    layer: int
+    heads_HTS: Tensor
+    """The exact probabilities."""
+    queries: list[str]
+    keys: list[str]
+
+
+def find_maps(
+    model: Model, tokenizer: Tokenizer, source: Sequence[int] | None, target: Sequence[int] | None
+) -> list[Map]:
+    """The attention of every layer while a model reads a source, a target or both, layer by layer."""
     device = next(model.parameters()).device
 
     def run() -> None:
@@ -32,17 +51,37 @@ def attention_maps(
         found = attention_probabilities(model, run)
     if not found:
         raise UserError(f"a model of family {model.architecture.family} has no attention to draw here")
-    pictures = []
+    maps: list[Map] = []
     for name, weights in found.items():
         heads_HTS = (weights[0] if weights.dim() == 4 else weights).float().cpu()
-        reads_source = name.startswith("encoder") or ".cross" in name or name == "attention"
-        queries = source if name.startswith("encoder") else target
-        keys = source if reads_source else target
+        kind = "cross" if ".cross" in name or name == "attention" else name.partition(".")[0]
+        queries = source if kind == "encoder" else target
+        keys = target if kind == "decoder" else source
         assert queries is not None and keys is not None
-        path = folder / f"{name.removesuffix('.layer').replace('blocks.', '')}.png"
-        draw(heads_HTS, labels(tokenizer, queries), labels(tokenizer, keys), path)
-        pictures.append(path)
-    return pictures
+        layer = 1 + sum(other.kind == kind for other in maps)
+        maps.append(Map(kind, layer, heads_HTS, labels(tokenizer, queries), labels(tokenizer, keys)))
+    return maps
+
+
+def attention_maps(
+    model: Model,
+    tokenizer: Tokenizer,
+    source: Sequence[int] | None,
+    target: Sequence[int] | None,
+    folder: Path,
+    layer: int | None = None,
+    head: int | None = None,
+) -> list[Path]:
+    """Draw a picture of each kind of attention, its layers downwards and its heads to the right; or only some."""
+    maps = [one for one in find_maps(model, tokenizer, source, target) if layer in (None, one.layer)]
+    if not maps or (head is not None and head > min(len(one.heads_HTS) for one in maps)):
+        raise UserError(f"layer and head: the model has no head {head or 1} in layer {layer or 1}; both count from 1")
+    suffix = "".join(f"-{word}-{number}" for word, number in (("layer", layer), ("head", head)) if number)
+    paths = []
+    for kind in dict.fromkeys(one.kind for one in maps):
+        paths.append(folder / f"{kind}{suffix}.png")
+        save(draw_grid([one for one in maps if one.kind == kind], head), paths[-1])
+    return paths
 
 
 def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -50,24 +89,76 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [tokenizer.decode([number], skip_special=False).replace("\n", "⏎") or "·" for number in ids]
 
 
-def draw(heads_HTS: Tensor, queries: list[str], keys: list[str], path: Path) -> None:
-    """One map a head, queries downwards and keys to the right; the darker, the more."""
+def draw_grid(maps: list[Map], head: int | None = None) -> Any:
+    """A row for every layer, a map for every head: queries downwards and keys to the right, the darker the more."""
+    chosen = range(len(maps[0].heads_HTS)) if head is None else [head - 1]
+    width, height = (max(2.0, 0.17 * len(words)) for words in (maps[0].keys, maps[0].queries))
+    single = len(maps) == len(chosen) == 1
+    if single:
+        width, height = (max(3.0, 0.34 * len(words)) for words in (maps[0].keys, maps[0].queries))
+    figure = new_figure(0.6 + len(chosen) * (width + 0.8), 0.4 + len(maps) * (height + 0.9))
+    for row, one in enumerate(maps):
+        for column, number in enumerate(chosen):
+            axes = figure.add_subplot(len(maps), len(chosen), row * len(chosen) + column + 1)
+            draw(axes, np.asarray(one.heads_HTS[number]), one.queries, one.keys, numbers=single)
+            axes.set_title(f"{one.kind} layer {one.layer}, head {number + 1}", fontsize=8)
+    return figure
+
+
+def draw(axes: Any, weights_TS: Any, queries: Sequence[str], keys: Sequence[str], numbers: bool = False) -> None:
+    """One map; where there is room, with its numbers."""
+    axes.imshow(weights_TS, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
+    for axis, words in ((axes.xaxis, keys), (axes.yaxis, queries)):
+        readable = len(words) <= MOST_LABELS
+        axis.set_ticks(range(len(words)) if readable else [], labels=words if readable else [])
+    axes.tick_params(labelsize=6, length=0)
+    axes.tick_params(axis="x", rotation=90 if max(map(len, keys), default=0) > 1 else 0)
+    if numbers and max(len(queries), len(keys)) <= MOST_NUMBERS:
+        for (row, column), weight in np.ndenumerate(weights_TS):
+            shade = "white" if weight > 0.5 else "black"
+            axes.text(column, row, f"{weight:.2f}", ha="center", va="center", color=shade, fontsize=6)
+
+
+def draw_masks(tokens: Sequence[str], path: Path) -> Path:
+    """Draw what each kind of mask lets each of some tokens see."""
+    masks = example_masks(len(tokens))
+    side = max(2.0, 0.2 * len(tokens))
+    figure = new_figure(len(masks) * (side + 0.6), side + 1.0)
+    for column, (name, allowed_TS) in enumerate(masks.items()):
+        axes = figure.add_subplot(1, len(masks), column + 1)
+        keys = [token if seen else "<pad>" for token, seen in zip(tokens, allowed_TS.any(0), strict=True)]
+        draw(axes, allowed_TS.numpy(), tokens[: len(allowed_TS)], keys)
+        axes.set_title(name, fontsize=9)
+    return save(figure, path)
+
+
+def example_masks(count: int) -> dict[str, Tensor]:
+    """What may be seen (T, S) of so many tokens under every kind of mask, as the models themselves make it."""
+    places, half = torch.arange(count), torch.tensor([(count + 1) // 2])
+    real_BS = (places < count - count // 4)[None]  # the last quarter is padding
+    documents = (places >= half)[None].long()
+    found = {
+        "padding": visible(places, places, causal=False, real_BS=real_BS),
+        "causal": visible(places, places, causal=True, bias=True),
+        "prefix": visible(places, places, causal=True, prefix_B=half),
+        "document": visible(places, places, causal=True, documents=(documents, documents)),
+        "cross, from the first half": visible(places[:half], places, causal=False, real_BS=real_BS),
+    }
+    rows = {name: int(half) if name.startswith("cross") else count for name in found}
+    shown = {name: seen.allowed for name, seen in found.items() if seen.allowed is not None}
+    return {name: allowed[0, 0].expand(rows[name], count) for name, allowed in shown.items()}
+
+
+def new_figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(4, len(heads_HTS))
-    rows = -(-len(heads_HTS) // columns)
-    width, height = (max(2.2, 0.16 * len(keys)), max(2.2, 0.16 * len(queries)))
-    figure = Figure(figsize=(1.2 + columns * (width + 0.7), 0.6 + rows * (height + 1.1)), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    for head, weights_TS in enumerate(heads_HTS):
-        axes = figure.add_subplot(rows, columns, head + 1)
-        axes.imshow(np.asarray(weights_TS), cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
-        axes.set_title(f"head {head + 1}", fontsize=9)
-        for axis, words in ((axes.xaxis, keys), (axes.yaxis, queries)):
-            readable = len(words) <= MOST_LABELS
-            axis.set_ticks(range(len(words)) if readable else [], labels=words if readable else [])
-        axes.tick_params(labelsize=6, length=0)
-        axes.tick_params(axis="x", rotation=90)
+    return figure
+
+
+def save(figure: Any, path: Path) -> Path:
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
+    return path
