@@ -9,7 +9,8 @@ __version__ = "0.1.0"
 
 
 def load(folder: str) -> "Loaded":
-    """A bundle ready to use: `.classify([…])`, `.translate([…])`, `.summarize([…])`, `.generate("…")`."""
+    """A bundle ready to use: `.classify([…])`, `.translate([…])`, `.summarize([…])`, `.generate("…")`, `.embed([…])`,
+    `.search("…", corpus)`."""
     from pipeline import inference  # here, so that the command line answers before torch is imported
 
     return inference.load(folder)

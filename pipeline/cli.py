@@ -27,7 +27,7 @@ from pipeline.configuration import (
     suggestion,
     to_yaml,
 )
-from pipeline.errors import Stopped, UserError
+from pipeline.errors import Stopped, UserError, is_out_of_memory
 
 STOPPED = 75  # "try again later": ended by a signal after saving
 
@@ -90,6 +90,12 @@ COMMANDS: dict[str, Command] = {
         'triptych predict runs/mine/bundle "What a wonderful film" --output out.jsonl',
         ("bundle", "texts"),
     ),
+    "embed": Command(
+        "config:EmbedConfig",
+        "embed",
+        "triptych embed runs/mine/bundle --input texts.txt --output texts.npy",
+        ("bundle", "texts"),
+    ),
     "generate": Command(
         "config:GenerateConfig",
         "generate",
@@ -146,6 +152,10 @@ def main(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         return fail(describe(error), debug)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return fail("out of memory; what is finished is kept: choose a smaller model, batch or file", debug)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; what is finished is kept, the same command goes on from there\n")
         return 1

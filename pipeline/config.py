@@ -90,8 +90,12 @@ class AttentionConfig:
     """What is read; special tokens such as <mask> count as such."""
     target: str | None = None
     """What the decoder of an encoder-decoder reads."""
+    layer: int | None = None
+    """Draw this layer alone, the first being 1."""
+    head: int | None = None
+    """Draw this head alone, the first being 1; together with a layer, and if it is short, with its numbers."""
     output: str
-    """The folder for the pictures, one a layer."""
+    """The folder for the pictures: one of each kind of attention, layers by heads, and one of the masks there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,8 @@ class EvaluateConfig:
     bundle: str
     """The folder of a bundle."""
     data: str
-    """A table of rows, hf:NAME, or a name from `triptych data list` (its test rows, or dev where they are secret)."""
+    """A table of rows, hf:NAME, or a name from `triptych data list` (its test rows, or dev where they are secret); for
+    retrieval a folder in the layout of BEIR, or one of its files of judgements."""
     json: str | None = None
     """Where metrics, signatures, data and bundle are written."""
     batch_size: int = 32
@@ -110,6 +115,8 @@ class EvaluateConfig:
     """What to do with a row that is missing a column, is empty or has the wrong type."""
     generation: GenerationConfig | None = None
     """How answers are written; by default as in training."""
+    function: str | None = None
+    """Your own Python, FILE.py:NAME, that makes rows of this table as in training; a bundle cannot name any."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -130,10 +137,42 @@ class PredictConfig:
     """A table of rows (.jsonl .csv .tsv .parquet), hf:NAME, or a .txt with a text on each line."""
     output: str | None = None
     """A .jsonl file for the results, which goes on where it was interrupted; standard output by default."""
+    corpus: str | None = None
+    """For retrieval: a folder with the documents to find, in its corpus.jsonl."""
+    top: int = 10
+    """For retrieval: how many documents to return for each query, at most 100."""
+    function: str | None = None
+    """Your own Python, FILE.py:NAME, that makes rows of --input as in training; a bundle cannot name any."""
     batch_size: int = 32
     """Rows at a time; the result does not depend on it."""
     on_error: Literal["fail", "skip"] = "fail"
     """What to do with a row that is missing a column, is empty or has the wrong type."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise UserError(f"batch_size: {self.batch_size} must be at least 1")
+        if not 1 <= self.top <= 100:
+            raise UserError(f"top: {self.top} must be from 1 to 100")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig:
+    """Turn texts into vectors with any transformer, fine-tuned or not."""
+
+    bundle: str
+    """The folder of a bundle."""
+    texts: list[str] = field(default_factory=list)
+    """Texts to embed; standard input, a line each, if there are none and no --input."""
+    input: str | None = None
+    """A table of rows (.jsonl .csv .tsv .parquet), hf:NAME, or a .txt with a text on each line."""
+    column: str = "text"
+    """The column of the table that holds the text."""
+    output: str
+    """A .npy file for the matrix, one row of length 1 for each text, in their order."""
+    batch_size: int = 32
+    """Texts at a time; the result does not depend on it."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do with a row that is missing the column, is empty or has the wrong type."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

@@ -5,25 +5,38 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from pipeline.bundle import Bundle, load_bundle
-from pipeline.config import AttentionConfig, EvaluateConfig, GenerateConfig, GenerationConfig, PredictConfig
+from pipeline.config import (
+    AttentionConfig,
+    EmbedConfig,
+    EvaluateConfig,
+    GenerateConfig,
+    GenerationConfig,
+    PredictConfig,
+)
 from pipeline.data import catalogue
-from pipeline.data.config import TaskConfig, TaskDataConfig
-from pipeline.data.rows import check_labels, read_rows, stream_rows
-from pipeline.data.tasks import TASKS, Encoder, Row
+from pipeline.data.config import TaskConfig
+from pipeline.data.retrieval import read_documents, read_queries
+from pipeline.data.rows import check_labels, read_rows, row_maker
+from pipeline.data.tables import stream
+from pipeline.data.tasks import TASKS, TRANSFORMERS, Documents, Encoder, Row
 from pipeline.errors import UserError
-from pipeline.evaluation.attention_maps import attention_maps
+from pipeline.evaluation.attention_maps import attention_maps, draw_masks, labels
 from pipeline.evaluation.predicting import Predictor
-from pipeline.files import write_json
+from pipeline.evaluation.ranking import BM25, Ranking, Vectors
+from pipeline.files import replacing, write_json
 from pipeline.model.generation import encode, generate
 from pipeline.terminal import print_table, say
 
 CHUNK = 1024  # rows predicted before their results are written
+READ_TOKENS = 512  # of a text that is embedded by a bundle that was not fine-tuned; more are cut off
 
 
 def write_on(config: GenerateConfig) -> list[str]:
@@ -55,6 +68,20 @@ class Loaded:
 
     summarize = translate
 
+    def embed(self, texts: Sequence[str], batch_size: int = 32) -> Vectors:
+        """For each text a vector of length 1, by any transformer; the dot product of two is their similarity."""
+        return self.embedder(batch_size).embed(texts)
+
+    def search(self, query: str, corpus: str | Path | Sequence[str] | Documents, top: int = 10) -> Ranking:
+        """The ids and scores of the documents nearest to a query; the corpus is a folder (see BEIR) or a list of texts,
+        called by their numbers."""
+        if isinstance(corpus, str | Path):
+            corpus = read_documents(Path(corpus), skip=False)
+        elif not isinstance(corpus, Documents):
+            corpus = Documents.of({str(number): text for number, text in enumerate(corpus)})
+        predictor = self.embedder()
+        return predictor.index(corpus).search(predictor.embed([query]), top)[0]
+
     def generate(self, prompt: str, settings: GenerationConfig | None = None) -> list[str]:
         """Go on from a prompt, or with an encoder-decoder answer it as a source; the most probable text first."""
         model, tokenizer = self.bundle.model, self.bundle.tokenizer
@@ -82,7 +109,7 @@ class Loaded:
         if "task" not in meta:
             raise UserError(f"{self.folder}: pretrained, not fine-tuned for a task; use `triptych finetune` first")
         encoder = Encoder(
-            TaskConfig(**meta["task"]),
+            TaskConfig(**meta["task"] | {"function": None}),  # code is run only if the user names it here and now
             self.bundle.model.architecture,
             self.bundle.tokenizer,
             meta["labels"],
@@ -92,24 +119,47 @@ class Loaded:
         written = generation or GenerationConfig(**meta["generation"])
         return Predictor(self.bundle.model, encoder, meta["pooling"], written, batch_size)
 
+    def embedder(self, batch_size: int = 32) -> Predictor:
+        """What embeds texts: as fine-tuned for it, else by the mean of states."""
+        bundle, model = self.bundle, self.bundle.model
+        if bundle.meta.get("task", {}).get("name") == "retrieval":
+            return self.predictor(batch_size)
+        if model.architecture.family not in TRANSFORMERS:
+            raise UserError(f"{self.folder}: a recurrent model makes no embeddings; use {' or '.join(TRANSFORMERS)}")
+        stack = model.encoder or model.decoder
+        limit = stack.positions.limit if stack and stack.positions.limit else READ_TOKENS + 2
+        encoder = Encoder(
+            TaskConfig(name="retrieval"), model.architecture, bundle.tokenizer, [], min(READ_TOKENS, limit - 2), 0
+        )
+        return Predictor(model, encoder, "mean", GenerationConfig(), batch_size)
+
 
 def evaluate(config: EvaluateConfig) -> None:
     """Print the metrics of a bundle on rows, and write them as JSON if asked to."""
     predictor = load(config.bundle).predictor(config.batch_size, config.generation)
+    task = replace(predictor.encoder.task, function=config.function)
+    retrieval = TASKS[task.name].kind == "retrieval"
     file = config.data
     if file in catalogue.ENTRIES:
         folder = catalogue.get(file)
-        found = [path for name in ("test", "dev") if (path := folder / f"{name}.jsonl").is_file()]
+        ends = ("test", "dev") if retrieval else ("test.jsonl", "dev.jsonl")
+        found = [path for name in ends if (path := folder / name).exists()]
         if not found:
             raise UserError(f"data: {file} has no rows of a task; see `triptych data list`")
         file = str(found[0])
-    rows = read_rows(file, predictor.encoder.task, TaskDataConfig(on_error=config.on_error))
+    skip = config.on_error == "skip"
+    rows = list(read_queries(file, "test", skip).values()) if retrieval else read_rows(file, task, skip)
     if predictor.encoder.labels:
         check_labels(rows, predictor.encoder.labels, file)
     if not rows:
         raise UserError(f"{file}: no rows to measure on")
     score = predictor.score(rows, predictor.predict(rows))
-    print_table(f"{config.bundle} on {config.data}", ("metric", "value"), list(score.metrics.items()))
+    scores = {"value": score}
+    if rows[0].documents:
+        ranked = BM25(rows[0].documents).search([row.source for row in rows])
+        scores["BM25"] = predictor.score(rows, ranked)
+    table = [(key, *(one.metrics[key] for one in scores.values())) for key in score.metrics]
+    print_table(f"{config.bundle} on {config.data}", ("metric", *scores), table)
     for name, signature in score.signatures.items():
         say(f"{name}: {signature}")
     if config.json:
@@ -120,39 +170,65 @@ def evaluate(config: EvaluateConfig) -> None:
 def predict(config: PredictConfig) -> None:
     """Write a JSON row for each text, a thousand at a time; an output that was interrupted goes on."""
     predictor = load(config.bundle).predictor(config.batch_size)
-    rows = texts_to_predict(config, predictor)
+    task = replace(predictor.encoder.task, function=config.function)
+    index = None
+    if TASKS[task.name].kind == "retrieval":
+        if config.corpus is None:
+            raise UserError("corpus: a bundle fine-tuned for retrieval finds documents; name their folder by --corpus")
+        index = predictor.index(read_documents(Path(config.corpus), config.on_error == "skip"))
+    rows = texts_to_predict(config, task)
     done = pass_over(Path(config.output), rows) if config.output else 0
     with ExitStack() as stack:
         out: TextIO = sys.stdout
         if config.output:
             out = stack.enter_context(Path(config.output).open("a", encoding="utf-8"))
         while chunk := list(islice(rows, CHUNK)):
-            results = iter(predictor.predict([row for row in chunk if row is not None]))
+            results = iter(predictor.predict([row for row in chunk if row is not None], index))
             for number, row in enumerate(chunk, done):
-                out.write(json.dumps(result_row(number, row, results, predictor), ensure_ascii=False) + "\n")
+                result = result_row(number, row, results, predictor.encoder.labels, config.top)
+                out.write(json.dumps(result, ensure_ascii=False) + "\n")
             out.flush()
             done += len(chunk)
 
 
-def texts_to_predict(config: PredictConfig, predictor: Predictor) -> Iterator[Row | None]:
+def embed(config: EmbedConfig) -> None:
+    """Write the embeddings of texts as a matrix of numpy, a row each."""
+    loaded = load(config.bundle)
+    if Path(config.output).suffix != ".npy":
+        raise UserError(f"output: {config.output} should end in .npy, which numpy.load reads")
+    texts = texts_to_predict(config, TaskConfig(name="retrieval", source_column=config.column))
+    parts = []
+    while chunk := list(islice(texts, CHUNK)):
+        parts.append(loaded.embed([row.source for row in chunk if row is not None], config.batch_size))
+    if not parts:
+        raise UserError("texts: nothing to embed")
+    with replacing(Path(config.output)) as temporary, temporary.open("wb") as opened:
+        np.save(opened, np.concatenate(parts))
+    say(f"{config.output}: {sum(map(len, parts)):,} vectors of {parts[0].shape[1]}")
+
+
+def texts_to_predict(config: PredictConfig | EmbedConfig, task: TaskConfig) -> Iterator[Row | None]:
     """The texts that were typed, or those of a file or of standard input, one after the other."""
     if config.texts:
         return iter([Row(text) for text in config.texts])
     if config.input is None:
-        return (Row(line.rstrip("\n")) for line in sys.stdin if line.strip())
+        return (Row(line.decode(errors="replace").rstrip("\n")) for line in sys.stdin.buffer if line.strip())
     path = Path(config.input)
     if path.suffix == ".txt":
         return (Row(line.rstrip("\n")) for line in path.open(encoding="utf-8", errors="replace") if line.strip())
-    return stream_rows(config.input, predictor.encoder.task, config.on_error == "skip", answers=False)
+    return stream(config.input, row_maker(task, answers=False), config.on_error == "skip")
 
 
-def result_row(number: int, row: Row | None, results: Iterator[Any], predictor: Predictor) -> dict[str, Any]:
+def result_row(number: int, row: Row | None, results: Iterator[Any], labels: list[str], top: int) -> dict[str, Any]:
     if row is None:
         return {"row": number, "error": "skipped"}
     result = next(results)
     if isinstance(result, str):
         return {"row": number, "source": row.source, "text": result}
-    chances = dict(zip(predictor.encoder.labels, (round(float(chance), 6) for chance in result), strict=True))
+    if not labels:
+        documents = [{"id": name, "score": round(score, 6)} for name, score in result[:top]]
+        return {"row": number, "source": row.source, "documents": documents}
+    chances = dict(zip(labels, (round(float(chance), 6) for chance in result), strict=True))
     return {"row": number, "source": row.source, "label": max(chances, key=chances.__getitem__), "chances": chances}
 
 
@@ -182,11 +258,13 @@ def draw_attention(config: AttentionConfig) -> list[Path]:
     if model.architecture.family == "decoder":
         if target is not None:
             raise UserError("target: a decoder reads one text; only an encoder-decoder has a target")
-        return attention_maps(model, tokenizer, None, [tokenizer.first, *read], Path(config.output))
-    if model.architecture.family == "encoder":
-        first = tokenizer.find("class")
-        read = read if first is None else [first, *read]
-    return attention_maps(model, tokenizer, read, target, Path(config.output))
+        source, target = None, [tokenizer.first, *read]
+    elif model.architecture.family == "encoder" and (first := tokenizer.find("class")) is not None:
+        source = [first, *read]
+    else:
+        source = read
+    maps = attention_maps(model, tokenizer, source, target, Path(config.output), config.layer, config.head)
+    return [*maps, draw_masks(labels(tokenizer, read), Path(config.output) / "masks.png")]
 
 
 def special_encode(bundle: Bundle, text: str) -> list[int]:

@@ -4,7 +4,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from pipeline.config import AttentionConfig, EvaluateConfig, ExportConfig, GenerateConfig, ImportConfig, PredictConfig
+from pipeline.config import (
+    AttentionConfig,
+    EmbedConfig,
+    EvaluateConfig,
+    ExportConfig,
+    GenerateConfig,
+    ImportConfig,
+    PredictConfig,
+)
 from pipeline.configuration import to_yaml
 from pipeline.data import catalogue
 from pipeline.data.cleaning import Notes
@@ -106,7 +114,13 @@ def pretrain(config: PretrainConfig) -> None:
 
 
 def finetune(config: FinetuneConfig) -> None:
-    """Fine-tune a model on a task and print the folder of its bundle."""
+    """Fine-tune a model on a task, once or with several seeds, and print the folders of the bundles."""
+    if config.seeds > 1:
+        from pipeline.training.seeds import finetune_seeds
+
+        for bundle in finetune_seeds(config):
+            say(str(bundle))
+        return
     from pipeline.training import finetuning
 
     bundle = finetuning.finetune(config)
@@ -126,6 +140,13 @@ def predict(config: PredictConfig) -> None:
     from pipeline.inference import predict
 
     predict(config)
+
+
+def embed(config: EmbedConfig) -> None:
+    """Turn texts into vectors."""
+    from pipeline.inference import embed
+
+    embed(config)
 
 
 def compare(config: StudyConfig) -> None:

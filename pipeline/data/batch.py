@@ -40,7 +40,11 @@ class Batch:
     loss_positions: int
     """How many positions, or labels, are predicted."""
     labels_B: Tensor | None = None
-    """The class of each sequence, where it has one, or IGNORED."""
+    """The class of each sequence, or the document of each query, where it has one, or IGNORED."""
+    documents: "Batch | None" = None
+    """The documents that queries should find, one each."""
+    relevant_BB: Tensor | None = None
+    """Which of these documents (columns) answer which query (rows)."""
 
     def states(self, model: "Model") -> Tensor:
         """Run a model: the states of its decoder, or of its encoder if it is alone."""
@@ -63,7 +67,7 @@ class Batch:
     def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         changed: dict[str, Any] = {name: change(value) for name, value in values.items() if isinstance(value, Tensor)}
-        return replace(self, **changed)
+        return replace(self, documents=self.documents and self.documents.each(change), **changed)
 
 
 def collate(examples: Sequence[Example], pad: int, like: Example | None = None) -> Batch:
@@ -90,6 +94,8 @@ def collate(examples: Sequence[Example], pad: int, like: Example | None = None) 
     assert targets_BT is not None
     prefixes = [example.prefix for example in examples]
     labels = [example.label for example in examples if example.label is not None]
+    documents = [example.document for example in examples if example.document is not None]
+    relevant = [[document.label in example.relevant for document in documents] for example in examples]
     return Batch(
         source_BS=source_BS,
         source_real_BS=source_real_BS,
@@ -97,10 +103,12 @@ def collate(examples: Sequence[Example], pad: int, like: Example | None = None) 
         inputs_real_BT=inputs_real_BT,
         targets_BT=targets_BT,
         prefix_B=torch.tensor(prefixes) if any(prefixes) else None,
-        tokens=sum(example.tokens for example in examples),
+        tokens=sum(example.tokens for example in (*examples, *documents)),
         samples=len(examples),
         loss_positions=int((targets_BT != IGNORED).sum()) + sum(label != IGNORED for label in labels),
         labels_B=torch.tensor(labels) if labels else None,
+        documents=collate(documents, pad) if documents else None,
+        relevant_BB=torch.tensor(relevant) if documents else None,
     )
 
 

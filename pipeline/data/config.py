@@ -9,7 +9,9 @@ from pipeline.model.config import Family
 
 TokenizerKind = Literal["bpe", "unigram", "wordpiece", "character", "byte"]
 Split = Literal["train", "validation", "test"]
-TaskName = Literal["sentiment", "summarization", "translation", "reversal", "case"]
+TaskName = Literal[
+    "sentiment", "classification", "summarization", "translation", "text", "retrieval", "reversal", "case"
+]
 Objective = Literal["masked", "causal", "span", "prefix", "hybrid"]
 
 # What each family can be trained with; first what it is known for.
@@ -144,12 +146,16 @@ class TaskConfig:
     """What is to be learnt from rows of text."""
 
     name: TaskName
-    """Classification of any kind (sentiment), text to text (summarization, translation), or made-up strings to reverse
+    """Classes of any kind (sentiment, classification), text to text judged by ROUGE (summarization), by BLEU
+    (translation) or to the letter (text), documents that answer a query (retrieval), or made-up strings to reverse
     or to change the case of."""
+    function: str | None = None
+    """Your own Python, FILE.py:NAME: a function from a row of the table (a dict) to a dict of source, and target or
+    label."""
     source_column: str | None = None
-    """The column to read from; by default text, document or en."""
+    """The column to read from; by default text, document, en or source."""
     target_column: str | None = None
-    """The column to write; by default summary or de."""
+    """The column to write; by default summary, de or target."""
     label_column: str | None = None
     """The column of the class; by default label."""
     references_column: str | None = None
@@ -160,6 +166,8 @@ class TaskConfig:
     """Let rare classes count as much as common ones."""
     label_smoothing: float = 0.0
     """Spread this share of each target over the vocabulary or the classes."""
+    temperature: float = 0.05
+    """What similarities are divided by before they become the loss of retrieval; the lower, the sharper."""
     examples: int = 20_000
     """How many training rows are made up (reversal, case)."""
     shortest: int = 1
@@ -170,6 +178,10 @@ class TaskConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"task.label_smoothing: {self.label_smoothing} must be from 0 up to 1")
+        if not 0 < self.temperature < math.inf:
+            raise UserError(f"task.temperature: {self.temperature} must be above 0")
+        if self.function is not None and (self.name in ("retrieval", "reversal", "case") or ":" not in self.function):
+            raise UserError("task.function: FILE.py:NAME, for tasks whose rows come from a table")
         if not 1 <= self.shortest <= self.longest or self.examples < 10:
             raise UserError("task: shortest must be from 1 to longest, and examples at least 10")
 
@@ -179,9 +191,10 @@ class TaskDataConfig:
     """The rows of a task, and how they become batches."""
 
     train: str | None = None
-    """A table (.jsonl .csv .tsv .parquet), hf:NAME, or a name from `triptych data list`, which has all splits."""
+    """A table (.jsonl .csv .tsv .parquet), hf:NAME, a name from `triptych data list`, which has all splits, or for
+    retrieval a folder in the layout of BEIR: corpus.jsonl, queries.jsonl, qrels.tsv or qrels/{train,dev,test}.tsv."""
     validation: str | None = None
-    """Rows to choose the best checkpoint by; a tenth of train if there are none."""
+    """Rows to choose the best checkpoint by; if there are none, a tenth of train, or a fifth of its queries."""
     test: str | None = None
     """Rows for the final score."""
     limit: int | None = None

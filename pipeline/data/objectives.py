@@ -40,7 +40,11 @@ class Example:
     tokens: int
     """Raw tokens of the window."""
     label: int | None = None
-    """The class of the whole, where it has one; IGNORED if it is not known."""
+    """The class of the whole, or the number of the document of a query, where it has one; IGNORED if not known."""
+    document: "Example | None" = None
+    """The document that a query should find."""
+    relevant: frozenset[int] = frozenset()
+    """The numbers of all documents that answer a query."""
 
 
 def make_example(

@@ -1,22 +1,24 @@
 """Rows of a task: read from tables, datasets and the catalogue, or made up; checked, limited, split."""
 
 import hashlib
+import importlib.util
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pipeline.data import catalogue, hub
+from pipeline.data import catalogue
 from pipeline.data.cleaning import without_surrogates
 from pipeline.data.config import TaskConfig, TaskDataConfig
-from pipeline.data.sources import TABLE_READERS, TABLE_SUFFIXES, open_bytes
-from pipeline.data.sources import Row as Columns
+from pipeline.data.retrieval import read_splits
+from pipeline.data.tables import Columns, converted
 from pipeline.data.tasks import TASKS, Row
 from pipeline.errors import UserError
-from pipeline.terminal import note, warn
+from pipeline.terminal import warn
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,14 @@ class Rows:
     test: list[Row] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     """The classes of all training rows, also of those that a limit leaves out."""
+
+    def texts(self) -> Iterator[str]:
+        """All that there is to read in training."""
+        for row in self.train:
+            yield row.source
+            yield from () if row.documents else row.answers
+        for documents in {row.documents for row in self.train if row.documents}:
+            yield from documents.texts.values()
 
     @property
     def fingerprint(self) -> str:
@@ -41,26 +51,31 @@ class Rows:
 
 def read_task(task: TaskConfig, data: TaskDataConfig, seed: int) -> Rows:
     """Read or make the rows of every split; where nothing is held out, a tenth of train is."""
+    kind = TASKS[task.name].kind
     if TASKS[task.name].generated:
         return made_up(task, seed)
     if data.train is None:
-        raise UserError(f"data.train: task {task.name} needs a file of rows or a name from `triptych data list`")
+        raise UserError(f"data.train: task {task.name} needs rows to learn from or a name from `triptych data list`")
     files = {"train": data.train, "validation": data.validation, "test": data.test}
     if data.train in catalogue.ENTRIES:
         folder = catalogue.get(data.train)
         for split, name in (("train", "train"), ("validation", "dev"), ("test", "test")):
             if split == "train" or files[split] is None:
-                path = folder / f"{name}.jsonl"
-                files[split] = str(path) if path.is_file() else None
-    splits = {split: read_rows(file, task, data) if file else [] for split, file in files.items()}
-    if not splits["validation"]:
+                path = folder / (name if kind == "retrieval" else f"{name}.jsonl")
+                files[split] = str(path) if path.exists() else None
+    skip = data.on_error == "skip"
+    if kind == "retrieval":
+        splits = read_splits(files, skip)
+    else:
+        splits = {split: read_rows(file, task, skip) if file else [] for split, file in files.items()}
+    if not splits["validation"] and kind != "retrieval":
         warn("no validation rows: a tenth of the training rows is held out, by the hash of their text")
         splits["train"], splits["validation"] = divided(splits["train"])
     train = limited(splits["train"], data.limit, seed)
     for split, rows in (("train", train), ("validation", splits["validation"])):
         if not rows:
             raise UserError(f"data.{split}: no rows in {files[split]}")
-    labels = label_names(splits["train"]) if TASKS[task.name].kind == "classification" else []
+    labels = label_names(splits["train"]) if kind == "classification" else []
     for split in ("validation", "test"):
         check_labels(splits[split], labels, str(files[split]))
     return Rows(train, splits["validation"], splits["test"], labels)
@@ -74,48 +89,48 @@ def check_labels(rows: list[Row], labels: list[str], file: str) -> None:
             raise UserError(f"{file} row {number}: label {row.label!r} is not one of the training rows ({known})")
 
 
-def read_rows(file: str, task: TaskConfig, data: TaskDataConfig, answers: bool = True) -> list[Row]:
-    """The rows of a table; what is wrong with one is an error, or is counted and left out (`on_error: skip`)."""
-    rows, skipped = [], 0
-    for row in stream_rows(file, task, data.on_error == "skip", answers):
-        if row is None:
-            skipped += 1
-        else:
-            rows.append(row)
-    if skipped:
-        note(f"{file}: {skipped:,} of {skipped + len(rows):,} rows skipped")
-    return rows
+def read_rows(file: str, task: TaskConfig, skip: bool) -> list[Row]:
+    """The rows of a table."""
+    return converted(file, row_maker(task), skip)
 
 
-def stream_rows(file: str, task: TaskConfig, skip: bool, answers: bool = True) -> Iterator[Row | None]:
-    """Row after row; None stands for one that was wrong and may be skipped."""
-    for number, columns in enumerate(table(file), 1):
+def row_maker(task: TaskConfig, answers: bool = True) -> Callable[[Columns], Row]:
+    """What makes a row of a task from the columns of a table, by the user's own function where there is one."""
+    if task.function is None:
+        return lambda columns: as_row(columns, task, column_names(task), answers)
+    change, names = own_function(task.function), {name: name for name in ("source", "target", "label", "references")}
+
+    def make(columns: Columns) -> Row:
         try:
-            yield as_row(columns, task, answers)
-        except UserError as error:
-            if not skip:
-                raise UserError(f"{file} row {number}: {error}") from error
-            yield None
+            changed = change(columns)
+        except Exception as error:  # whatever their code does
+            raise UserError(f"{task.function}: {type(error).__name__}: {error}") from error
+        if not isinstance(changed, dict):
+            raise UserError(f"{task.function}: made {changed!r:.40}, not a dict with source, and target or label")
+        return as_row(changed, task, names, answers)
+
+    return make
 
 
-def table(file: str) -> Iterator[Columns]:
-    """The rows of a file or of a Hugging Face dataset."""
-    if file.startswith("hf:"):
-        yield from hub.rows(file[3:], streaming=False)
-        return
-    path = Path(file)
-    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    if not path.is_file():
-        raise UserError(f"{file}: no such file; rows come from {', '.join(TABLE_SUFFIXES)}, hf:NAME or the catalogue")
-    if suffix not in TABLE_READERS:
-        raise UserError(f"{file}: not a table; rows come from {', '.join(TABLE_SUFFIXES)}")
-    with open_bytes(path, None, file) as opened:
-        yield from TABLE_READERS[suffix](opened, file)
+def own_function(place: str) -> Callable[[Columns], Any]:
+    """The user's function FILE.py:NAME; nothing but what they named is run."""
+    file, _, name = place.rpartition(":")
+    specification = importlib.util.spec_from_file_location(Path(file).stem, file) if Path(file).is_file() else None
+    if specification is None or specification.loader is None:
+        raise UserError(f"task.function: no file {file!r} of Python; write FILE.py:NAME")
+    module = importlib.util.module_from_spec(specification)
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:  # whatever their code does
+        raise UserError(f"task.function: {file} cannot be run: {type(error).__name__}: {error}") from error
+    found: Callable[[Columns], Any] | None = getattr(module, name, None)
+    if not callable(found):
+        raise UserError(f"task.function: {file} has no function {name!r}")
+    return found
 
 
-def as_row(columns: Columns, task: TaskConfig, answers: bool = True) -> Row:
+def as_row(columns: Columns, task: TaskConfig, names: dict[str, str], answers: bool) -> Row:
     """A row of a task from the columns of a table."""
-    names = column_names(task)
     source = text_of(columns, names["source"], "source")
     if not answers:
         return Row(source)

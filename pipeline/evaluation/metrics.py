@@ -1,7 +1,8 @@
 """How good predictions are, over a whole split at once: classes, texts, and how each should be read."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from pipeline.evaluation.statistics import influences
 
 Numbers = npt.NDArray[np.float64]
+BY_LENGTH = "exact_match_length_"
 Answers = Sequence[Sequence[str]]  # for each prediction all texts that are right
 
 
@@ -58,6 +60,28 @@ def calibration_error(confidence_N: Numbers, right_N: npt.NDArray[np.bool_], bin
     places = np.minimum((confidence_N * bins).astype(int), bins - 1)
     size, sure, right = (np.bincount(places, values, bins) for values in (None, confidence_N, right_N))
     return float(np.abs(sure - right).sum() / max(1, size.sum()))
+
+
+# --- Rankings ----------------------------------------------------------------------------------------------------
+
+
+def score_rankings(found: Sequence[Sequence[str]], judged: Sequence[Mapping[str, int]]) -> Score:
+    """MRR@10, nDCG@10 and recall@100 (0–1) of the ids found for each query, as trec_eval computes them."""
+    rows = []
+    for names, grades in zip(found, judged, strict=True):
+        gains = [max(0, grades.get(name, 0)) for name in names]
+        ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
+        ndcg = discounted(gains[:10]) / (discounted(ideal[:10]) or 1)
+        reciprocal = next((1 / place for place, gain in enumerate(gains[:10], 1) if gain), 0.0)
+        rows.append((ndcg, reciprocal, sum(gain > 0 for gain in gains[:100]) / max(1, len(ideal))))
+    means = np.mean(rows, axis=0)
+    metrics = {name: float(mean) for name, mean in zip(("ndcg@10", "mrr@10", "recall@100"), means, strict=True)}
+    return Score(metrics, [row[0] for row in rows], {"ranking": "as trec_eval's ndcg_cut_10, recip_rank, recall_100"})
+
+
+def discounted(gains: Sequence[int]) -> float:
+    """The gains of a ranking, each divided by the logarithm of its place (Järvelin and Kekäläinen, 2002)."""
+    return sum(gain / math.log2(place + 1) for place, gain in enumerate(gains, 1))
 
 
 # --- Texts -------------------------------------------------------------------------------------------------------
@@ -110,13 +134,13 @@ def score_summaries(written: Sequence[str], answers: Answers) -> Score:
     return Score(metrics | text_habits(written, answers), examples, {"rouge": "rouge-score, stemmer, best by F"})
 
 
-def score_exact(written: Sequence[str], answers: Answers, sources: Sequence[str]) -> Score:
-    """The share of texts that are right to the letter (0–1), in all and by length of the source."""
+def score_exact(written: Sequence[str], answers: Answers, sources: Sequence[str] = ()) -> Score:
+    """The share of texts that are right to the letter (0–1), in all and by length of the source where there is one."""
     right = [float(text in good) for text, good in zip(written, answers, strict=True)]
     metrics = {"exact_match": float(np.mean(right))}
     for length in sorted(set(map(len, sources))):
         own = [score for score, source in zip(right, sources, strict=True) if len(source) == length]
-        metrics[f"exact_match_length_{length:02}"] = float(np.mean(own))
+        metrics[f"{BY_LENGTH}{length:02}"] = float(np.mean(own))
     return Score(metrics, right)
 
 

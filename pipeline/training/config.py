@@ -132,6 +132,8 @@ class TrackingConfig:
     """The run's name; made from the family, the size and the stage by default."""
     tags: list[str] = field(default_factory=list)
     """Words to filter runs by."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """More keys of the run's config, to group runs by."""
     samples_every: int = 500
     """Steps between samples of text; 0 is never."""
     attention_every: int = 0
@@ -235,7 +237,7 @@ class FinetuneConfig:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     """Weights & Biases."""
     pooling: Literal["mean", "class", "last"] | None = None
-    """What a classifier looks at; by default the mean of an encoder's states, the last state of a decoder."""
+    """What a classifier or an embedding looks at; by default the mean of states, but to classify a decoder's last."""
     head_dropout: float = 0.1
     """Dropout before the classifier."""
     freeze: bool = False
@@ -246,6 +248,8 @@ class FinetuneConfig:
     """Hand on the mean of the weights of so many last checkpoints; 1 hands on the best."""
     seed: int = 1
     """Decides first weights, order of the data and dropout."""
+    seeds: int = 1
+    """Run so many seeds from `seed` on, each in a folder beside run_dir, and print the mean and deviation of scores."""
     run_dir: str | None = None
     """The folder of this run; by default one below runs/ named by the settings."""
     init_from: str | None = None
@@ -256,14 +260,18 @@ class FinetuneConfig:
     """Go on with the run in this folder; nothing else is needed."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0 or self.patience < 0 or self.average < 1 or not 0 <= self.head_dropout < 1:
-            raise UserError("seed, patience, average, head_dropout: must be at least 0, 0, 1, and from 0 up to 1")
+        if self.seed < 0 or self.patience < 0 or min(self.average, self.seeds) < 1 or not 0 <= self.head_dropout < 1:
+            raise UserError("seed, patience, average, seeds, head_dropout: at least 0, 0, 1, 1, and from 0 up to 1")
+        if self.seeds > 1 and self.resume:
+            raise UserError("seeds: the same command again goes on with all of them; resume goes on with one run")
         if self.generation.temperature:
             raise UserError("generation.temperature: a task is judged by the most probable answers; leave it at 0")
-        if self.freeze and self.task.name != "sentiment":
+        if self.freeze and self.task.name not in ("sentiment", "classification"):
             raise UserError("freeze: only classification has a head that can be trained alone")
         if self.init_decoder_from and not self.init_from:
             raise UserError("init_decoder_from: is the second half of a warm start; name the first with init_from")
+        if self.data.batch_tokens and self.task.name == "retrieval":
+            raise UserError("data.batch_tokens: retrieval takes its negatives from a batch; give it a batch_size")
         if self.trainer.strategy == "fsdp":
             raise UserError("trainer.strategy: fine-tuning works with ddp; fsdp is for pretraining")
 

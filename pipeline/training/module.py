@@ -20,7 +20,7 @@ from pipeline.bundle import Model
 from pipeline.data.batch import Batch
 from pipeline.data.objectives import IGNORED
 from pipeline.errors import UserError
-from pipeline.evaluation.predicting import class_logits
+from pipeline.evaluation.predicting import class_logits, embeddings
 from pipeline.model.cost import count_flops
 from pipeline.model.heads import Pooling
 from pipeline.model.recurrent import Recurrent
@@ -102,6 +102,26 @@ class Classifier(Network):
         return losses_B[batch.labels_B != IGNORED] if each else losses_B.sum()
 
 
+class Retriever(Network):
+    """Two towers that are one model: a query should be nearer to its document than to the others of its micro-batch.
+
+    InfoNCE (van den Oord and others, 2018). A document that answers a query is never a negative of it.
+    """
+
+    def __init__(self, model: Model, pooling: Pooling, temperature: float) -> None:
+        super().__init__(model)
+        self.pooling, self.temperature = pooling, temperature
+
+    def forward(self, batch: Batch, each: bool = False) -> Tensor:
+        assert batch.documents is not None and batch.relevant_BB is not None and batch.labels_B is not None
+        queries_BC, documents_BC = (embeddings(self.model, part, self.pooling) for part in (batch, batch.documents))
+        own_B = torch.arange(len(queries_BC), device=queries_BC.device)
+        others_BB = batch.relevant_BB & (own_B != own_B[:, None])
+        scores_BB = (queries_BC @ documents_BC.T / self.temperature).masked_fill(others_BB, -math.inf)
+        losses_B, wanted_B = F.cross_entropy(scores_BB, own_B, reduction="none"), batch.labels_B != IGNORED
+        return losses_B[wanted_B] if each else (losses_B * wanted_B).sum()
+
+
 class Training(pl.LightningModule):
     """One step of any job: seeded dropout, an exact accumulation, a schedule, and no step on a broken gradient."""
 
@@ -165,8 +185,9 @@ class Training(pl.LightningModule):
             set_rate(self.trainer.optimizers[0], rate_share(self.optim, self.progress.step, self.total_steps))
         torch.manual_seed(mixed(self.seed, self.progress.step, micro, self.global_rank))
         loss: Tensor = self.network(batch)
-        computed = sum(ids.numel() for ids in (batch.source_BS, batch.inputs_BT) if ids is not None)
-        flops = training_flops(self.model, batch)
+        parts = (batch, batch.documents) if batch.documents else (batch,)
+        computed = sum(ids.numel() for part in parts for ids in (part.source_BS, part.inputs_BT) if ids is not None)
+        flops = sum(training_flops(self.model, part) for part in parts)
         self.pending_loss = self.pending_loss + loss.detach()  # stays on the device, which need not be waited for
         self.pending += (batch.loss_positions, batch.tokens, computed, flops)
         return loss / self.positions
@@ -226,7 +247,7 @@ def training_flops(model: Model, batch: Batch) -> float:
     if isinstance(model, Recurrent):
         return 6.0 * rows * (source + target) * trained_numbers(model)
     fixed, position = sequence_flops(model, source, target)
-    return float(rows * fixed + batch.loss_positions * position)
+    return float(rows * fixed + (batch.loss_positions * position if batch.labels_B is None else 0))
 
 
 @lru_cache(maxsize=64)

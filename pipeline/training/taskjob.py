@@ -15,9 +15,10 @@ from pipeline.data.batch import collate
 from pipeline.data.datamodule import Key, Share, Steps, TokenSteps, train_loader
 from pipeline.data.objectives import Example
 from pipeline.data.rows import Rows, read_task
-from pipeline.data.tasks import TASKS, Encoder, Row
+from pipeline.data.tasks import TASKS, Documents, Encoder, Kind, Row
 from pipeline.errors import UserError
 from pipeline.evaluation.predicting import Predictor
+from pipeline.evaluation.ranking import Index
 from pipeline.model.config import resolve
 from pipeline.model.heads import ClassificationHead, Pooling
 from pipeline.model.transformer import Transformer
@@ -25,15 +26,16 @@ from pipeline.tokenizer import Tokenizer, train
 from pipeline.training.config import FinetuneConfig
 from pipeline.training.fit import check_devices
 from pipeline.training.job import total_steps
-from pipeline.training.module import Classifier, Network, Training
+from pipeline.training.module import Classifier, Network, Retriever, Training
 from pipeline.training.pretraining import start_bundle
 from pipeline.training.run import Run, rank
 
 EPOCHS = 3  # if no limit is set
 
 
-# What a classifier can look at; the first state of a decoder has not read anything.
+# What a classifier or an embedding can look at; the first state of a decoder has not read anything.
 POOLINGS = {("encoder", "mean"), ("encoder", "class"), ("encoder", "last"), ("decoder", "mean"), ("decoder", "last")}
+MEASURED = 32  # rows computed at a time while measuring, where the settings do not say
 
 
 @dataclass(frozen=True)
@@ -68,27 +70,37 @@ class TaskJob:
         return self.start.tokenizer.find("pad") or 0
 
     @property
-    def classifies(self) -> bool:
-        return TASKS[self.config.task.name].kind == "classification"
+    def kind(self) -> Kind:
+        return TASKS[self.config.task.name].kind
 
     @property
     def pooling(self) -> Pooling:
-        """What the settings say, else the mean of an encoder's states or a decoder's last."""
-        return self.config.pooling or ("mean" if self.model.architecture.family == "encoder" else "last")
+        """What the settings say, else the mean of states, but to classify the last of a decoder's."""
+        mean = self.kind == "retrieval" or self.model.architecture.family == "encoder"
+        return self.config.pooling or ("mean" if mean else "last")
 
     @property
     def predictor(self) -> Predictor:
-        return Predictor(self.model, self.encoder, self.pooling, self.config.generation)
+        return Predictor(self.model, self.encoder, self.pooling, self.config.generation, self.measured_batch)
+
+    @property
+    def measured_batch(self) -> int:
+        return self.config.data.micro_batch_size or MEASURED
 
     def training(self) -> Training:
         """The LightningModule."""
         config, smoothing = self.config, self.config.task.label_smoothing
         network = Network(self.model, smoothing)
-        if self.classifies:
-            network = Classifier(self.model, self.pooling, smoothing, self.class_weights())
+        unused: tuple[str, ...] = ()
+        if self.kind == "classification":
+            network, unused = Classifier(self.model, self.pooling, smoothing, self.class_weights()), ("head.",)
+        elif self.kind == "retrieval":
+            network, unused = Retriever(self.model, self.pooling, config.task.temperature), ("head.",)
+            if self.model.architecture.family == "encoder-decoder":
+                unused = ("head.", "decoder.")
         for name, parameter in self.model.named_parameters():
-            unused = self.classifies and name.startswith("head.") and parameter is not self.model.embedding.weight
-            if unused or (config.freeze and not name.startswith("classifier")):
+            idle = name.startswith(unused) and parameter is not self.model.embedding.weight
+            if idle or (config.freeze and not name.startswith("classifier")):
                 parameter.requires_grad_(False)
         lengths = [int((example.targets >= 0).sum()) for example in self.examples.examples[:100]]
         return Training(
@@ -118,19 +130,27 @@ class TaskJob:
     def validate(self, module: Training) -> dict[str, float]:
         """Loss and metrics on validation rows, spread evenly; every row once over all processes."""
         rows = spread(self.rows.validation, self.config.trainer.validation_samples)
-        own = rows[self.share.rank :: self.share.processes]
+        rank, processes, size = self.share.rank, self.share.processes, self.measured_batch
         sums = np.zeros(2)
         module.network.eval()
         with torch.no_grad(), module.trainer.precision_plugin.forward_context():
-            for start in range(0, len(own), 32):
-                batch = collate([self.encoder.example(row) for row in own[start : start + 32]], self.pad)
+            for start in range(rank * size, len(rows), processes * size):  # the same batches, whoever computes them
+                batch = collate([self.encoder.example(row) for row in rows[start : start + size]], self.pad)
                 losses_P = module.network(batch.to(module.device), each=True)
                 sums += (float(losses_P.cpu().double().sum()), len(losses_P))
-            predictions = gathered(self.predictor.predict(own), self.share)
+            own = self.predictor.predict(rows[rank::processes], self.index(rows[0].documents))
+            predictions = gathered(own, self.share)
         module.network.train()
         loss, count = module.over_all_processes(sums)
         score = self.predictor.score(rows, predictions)
         return {"val/loss": loss / max(count, 1)} | {f"val/{key}": value for key, value in score.metrics.items()}
+
+    def index(self, documents: Documents | None) -> Index | None:
+        """Documents embedded by all processes together, each a part of them."""
+        if documents is None:
+            return None
+        texts = list(documents.texts.values())[self.share.rank :: self.share.processes]
+        return Index(documents, np.stack(gathered(list(self.predictor.embed(texts)), self.share)))
 
 
 def gathered(own: list[Any], share: Share) -> list[Any]:
@@ -195,14 +215,15 @@ def check_family(config: FinetuneConfig, family: str) -> None:
     if family not in task.families:
         can = " or ".join(task.families)
         raise UserError(f"task.name: a model of family {family} cannot do {config.task.name}; use {can}")
-    if config.pooling and (family, config.pooling) not in POOLINGS:
+    of_states = "encoder" if task.kind == "retrieval" and family == "encoder-decoder" else family
+    if config.pooling and (of_states, config.pooling) not in POOLINGS:
         raise UserError(f"pooling: {config.pooling} of a model of family {family} would not see the text; leave it out")
 
 
 def lengths_within(config: FinetuneConfig, start: Bundle) -> tuple[int, int]:
     """The most tokens of a source and a target: what is asked for, if the model has so many positions."""
     source, target, model = config.data.sequence_length, config.data.target_length, start.model.architecture
-    written = 0 if TASKS[config.task.name].kind == "classification" else max(target, config.generation.max_new_tokens)
+    written = max(target, config.generation.max_new_tokens) if TASKS[config.task.name].kind == "text" else 0
     if model.position != "learned" and model.attention != "low_rank":
         return source, target
     needed = source + written + 3 if model.family == "decoder" else max(source + 2, written + 2)
@@ -242,8 +263,7 @@ def own_tokenizer(config: FinetuneConfig, rows: Rows, run: Run) -> Tokenizer:
         return Tokenizer.load(config.data.tokenizer)
     folder = run.path / "tokenizer"
     if rank() == 0 and not (folder / "meta.json").is_file():
-        texts = (text for row in rows.train for text in (row.source, *row.answers))
-        train(texts, config.data.new_tokenizer, rows.fingerprint).save(folder)
+        train(rows.texts(), config.data.new_tokenizer, rows.fingerprint).save(folder)
     while not (folder / "meta.json").is_file():
         time.sleep(0.2)
     return Tokenizer.load(folder)

@@ -1,0 +1,115 @@
+"""Retrieval sets in the layout of BEIR: documents, queries, and how well each document answers each query.
+
+A folder holds corpus.jsonl (_id, title, text), queries.jsonl (_id, text), and judgements in qrels.tsv or, a file a
+split, in qrels/{train,dev,test}.tsv (query-id, corpus-id, score).
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.data.tables import Columns, converted
+from pipeline.data.tasks import Documents, Row
+from pipeline.errors import UserError
+from pipeline.terminal import note
+
+CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
+HELD_OUT = 5  # of so many queries one is for validation, where no file says which
+
+
+def read_splits(files: Mapping[str, str | None], skip: bool) -> dict[str, list[Row]]:
+    """The rows of every split: for training one for each query and document that answers it, else one a query."""
+    folder, opened = str(files["train"]), dict[Path, Documents]()
+    own = {split for split in ("dev", "test") if (Path(folder) / "qrels" / f"{split}.tsv").is_file()}
+    train = read_queries(folder, "train", skip, opened)
+    if files["validation"] or "dev" in own:
+        validation = read_queries(files["validation"] or folder, "dev", skip, opened)
+    else:
+        note(f"{folder}: the queries whose hash says so, about one in {HELD_OUT}, are held out for validation")
+        validation = {name: row for name, row in train.items() if is_held_out(name)}
+        train = {name: row for name, row in train.items() if name not in validation}
+    given = files["test"] or (folder if "test" in own else None)
+    test = read_queries(given, "test", skip, opened) if given else {}
+    pairs = [replace(row, target=name) for row in train.values() for name, grade in row.judged if grade > 0]
+    return {"train": pairs, "validation": list(validation.values()), "test": list(test.values())}
+
+
+def is_held_out(query: str) -> bool:
+    """By the hash of its id, so that everyone who splits a set holds out the same queries."""
+    return int(hashlib.sha256(query.encode()).hexdigest(), 16) % HELD_OUT == 0
+
+
+def read_queries(place: str, split: str, skip: bool, opened: dict[Path, Documents] | None = None) -> dict[str, Row]:
+    """The judged queries of a split of a folder, or of a file of judgements in it, by id."""
+    path = Path(place)
+    judgements = path if path.suffix == ".tsv" else path / "qrels" / f"{split}.tsv"
+    if not judgements.is_file():
+        judgements = path / "qrels.tsv"
+    folder = next((folder for folder in judgements.parents if (folder / CORPUS).is_file()), path)
+    for file in (folder / CORPUS, folder / QUERIES, judgements):
+        if not file.is_file():
+            wanted = f"{CORPUS}, {QUERIES} and qrels.tsv or qrels/{split}.tsv"
+            raise UserError(f"{file}: no such file; retrieval reads a folder with {wanted}")
+    opened = {} if opened is None else opened
+    documents = opened[folder] = opened.get(folder) or read_documents(folder, skip)
+    queries = read_texts(folder / QUERIES, ("text",), skip)
+    judged = read_judged(judgements, queries, documents, skip)
+    return {name: as_row(queries[name], judged[name], documents) for name in judged}
+
+
+def as_row(query: str, judged: Mapping[str, int], documents: Documents) -> Row:
+    best = max(judged, key=lambda name: judged[name])
+    return Row(query, best if judged[best] > 0 else None, judged=tuple(judged.items()), documents=documents)
+
+
+def read_documents(folder: Path, skip: bool) -> Documents:
+    """What can be found."""
+    if not (folder / CORPUS).is_file():
+        raise UserError(f"{folder / CORPUS}: no such file; documents are read from a folder that has one")
+    return Documents.of(read_texts(folder / CORPUS, ("title", "text"), skip))
+
+
+def read_texts(file: Path, columns: Sequence[str], skip: bool) -> dict[str, str]:
+    """Texts by id, each from one column or several."""
+    found: dict[str, str] = {}
+
+    def add(row: Columns) -> str:
+        name = identifier(row, "_id")
+        parts = [value.strip() for column in columns if isinstance(value := row.get(column), str)]
+        if not any(parts):
+            raise UserError(f"{name!r} has no text in column {' or '.join(map(repr, columns))}")
+        if name in found:
+            raise UserError(f"_id {name!r} comes a second time")
+        found[name] = " ".join(filter(None, parts))
+        return name
+
+    if not converted(str(file), add, skip):
+        raise UserError(f"{file}: no rows in it")
+    return found
+
+
+def read_judged(file: Path, queries: Mapping[str, str], documents: Documents, skip: bool) -> dict[str, dict[str, int]]:
+    """For each query the grades of documents."""
+    judged: dict[str, dict[str, int]] = {}
+
+    def add(row: Columns) -> str:
+        query, document, grade = identifier(row, "query-id"), identifier(row, "corpus-id"), row.get("score")
+        for name, known, place in ((query, queries, QUERIES), (document, documents.texts, CORPUS)):
+            if name not in known:
+                raise UserError(f"{name!r} is not in {place}")
+        if not isinstance(grade, str) or not grade.strip().removeprefix("-").isdigit():
+            raise UserError(f"column 'score' holds {grade!r:.40}, which is no whole number")
+        judged.setdefault(query, {})[document] = int(grade)
+        return query
+
+    converted(str(file), add, skip)
+    return judged
+
+
+def identifier(row: Columns, column: str) -> str:
+    value = row.get(column)
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+        has = f"holds {value!r:.40}" if column in row else f"is missing; there are {', '.join(map(str, row))}"
+        raise UserError(f"column {column!r} {has}; it should hold an id")
+    return str(value)
