@@ -1,6 +1,5 @@
 """One plain function per command, each a short list of named steps. Read this first."""
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from pipeline.data.store import prepare_store
 from pipeline.errors import UserError
 from pipeline.evaluation.config import StudyConfig
 from pipeline.files import write_text
-from pipeline.terminal import note, print_table, progress, say
+from pipeline.terminal import note, print_table, progress, reported, say
 from pipeline.tokenizer import Tokenizer, measure, special_tokens, train
 from pipeline.training.config import (
     FinetuneConfig,
@@ -151,13 +150,24 @@ def embed(config: EmbedConfig) -> None:
 
 def compare(config: StudyConfig) -> None:
     """Plan and run a study, and print the page that says what it found."""
-    from pipeline.evaluation.report import find, write_report
     from pipeline.evaluation.study import plan_study, print_plan, run_study
 
     study = plan_study(config)
     print_plan(study)
-    if not config.dry_run:
-        say(str(write_report(find(study, run_study(study)))))
+    if config.dry_run:
+        from pipeline.evaluation.calibration import print_estimate
+
+        print_estimate(study)
+        return
+    from pipeline.evaluation.findings import find
+    from pipeline.evaluation.report import write_report
+    from pipeline.training.server import publish_if_online
+
+    failed = run_study(study)
+    say(str(write_report(find(study, failed))))
+    publish_if_online(study.folder)
+    if failed:
+        raise UserError(f"{len(failed)} jobs are not done ({failed[0]}); mend that, then the same command goes on")
 
 
 def generate(config: GenerateConfig) -> None:
@@ -227,9 +237,3 @@ def is_trained(config: TokenizerTrainConfig, corpus: Corpus) -> bool:
         )
     note(f"{config.output}: trained before on this text with these settings")
     return True
-
-
-def reported(texts: Iterable[str], advance: Callable[[float], None]) -> Iterator[str]:
-    for text in texts:
-        yield text
-        advance(len(text.encode()))

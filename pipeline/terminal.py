@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -77,3 +77,10 @@ def lines_of_progress(description: str, total: float | None, unit: str) -> Itera
             note(f"{description}: {done:,.0f}" + (f" of {total:,.0f}" if total else "") + f" {unit}".rstrip())
 
     yield advance
+
+
+def reported(texts: Iterable[str], advance: Callable[[float], None]) -> Iterator[str]:
+    """The same texts; each one that is used up moves a progress of bytes on."""
+    for text in texts:
+        yield text
+        advance(len(text.encode()))

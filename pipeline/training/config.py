@@ -90,7 +90,7 @@ class TrainerConfig:
     validate_every: int = 200
     """Steps between validations."""
     validation_samples: int = 512
-    """Windows of held-out text to validate on, spread evenly over all of it; 0 is all."""
+    """Windows of held-out text, or rows of a task, to validate on, spread evenly over all of them; 0 is all."""
     save_every: int = 200
     """Steps between checkpoints."""
     keep: int = 2
@@ -118,7 +118,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """Weights & Biases: where a run is recorded, and how often it shows samples."""
+    """Weights & Biases: where a run is recorded."""
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     """auto is WANDB_MODE if set, else online with a key (WANDB_API_KEY or `wandb login`), else offline."""
@@ -134,6 +134,12 @@ class TrackingConfig:
     """Words to filter runs by."""
     labels: dict[str, str] = field(default_factory=dict)
     """More keys of the run's config, to group runs by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainTrackingConfig(TrackingConfig):
+    """Weights & Biases: where a run is recorded, and how often it shows what it has learnt."""
+
     samples_every: int = 500
     """Steps between samples of text; 0 is never."""
     attention_every: int = 0
@@ -190,7 +196,7 @@ class PretrainConfig:
     """How weights are updated."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """How long, on what, how often."""
-    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    tracking: PretrainTrackingConfig = field(default_factory=PretrainTrackingConfig)
     """Weights & Biases."""
     seed: int = 1
     """Decides first weights, order of the data, masks and dropout."""
@@ -205,8 +211,8 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         check_objective(self.objective, self.model.family)
-        if self.seed < 0:
-            raise UserError(f"seed: {self.seed} must not be negative")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed: {self.seed} must be from 0 to 2**63 - 1")
         if self.trainer.strategy == "fsdp" and self.optim.name == "muon":
             raise UserError("optim.name: muon needs whole matrices, which fsdp cuts into parts; use ddp or adamw")
         if self.init_from is None:
@@ -260,8 +266,10 @@ class FinetuneConfig:
     """Go on with the run in this folder; nothing else is needed."""
 
     def __post_init__(self) -> None:
-        if self.seed < 0 or self.patience < 0 or min(self.average, self.seeds) < 1 or not 0 <= self.head_dropout < 1:
-            raise UserError("seed, patience, average, seeds, head_dropout: at least 0, 0, 1, 1, and from 0 up to 1")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed: {self.seed} must be from 0 to 2**63 - 1")
+        if self.patience < 0 or min(self.average, self.seeds) < 1 or not 0 <= self.head_dropout < 1:
+            raise UserError("patience, average, seeds, head_dropout: at least 0, 1, 1, and from 0 up to 1")
         if self.seeds > 1 and self.resume:
             raise UserError("seeds: the same command again goes on with all of them; resume goes on with one run")
         if self.generation.temperature:

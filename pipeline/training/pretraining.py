@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from pipeline.data.windows import Windows
 from pipeline.errors import UserError
 from pipeline.files import fingerprint, read_json
 from pipeline.model.config import resolve
-from pipeline.terminal import note, progress
+from pipeline.terminal import note, progress, reported
 from pipeline.tokenizer import Tokenizer, train
 from pipeline.training import checkpoint, tracking
 from pipeline.training.config import PretrainConfig
@@ -80,12 +79,14 @@ def try_out(config: PretrainConfig) -> None:
 # --- Material ----------------------------------------------------------------------------------------------------
 
 
-def make_material(config: PretrainConfig, run: Run) -> tuple[Tokenizer, Store]:
+def make_material(config: PretrainConfig, run: Run, start: Bundle | None) -> tuple[Tokenizer, Store]:
     """The tokenizer and the token store of a run; process 0 makes them, the others wait."""
     folder = run.path / "tokenizer"
     if rank() == 0 and not is_material(run):
-        if config.init_from or config.data.tokenizer:
-            start_tokenizer(config).save(folder)
+        if start:
+            start.tokenizer.save(folder)
+        elif config.data.tokenizer:
+            Tokenizer.load(config.data.tokenizer).save(folder)
         corpus = scan(config.data)
         sizes = ", ".join(f"{corpus.bytes(split) / 1e6:.1f} MB for {split}" for split in SPLITS if corpus.bytes(split))
         note(f"corpus of {len(corpus.entries):,} documents: {sizes}")
@@ -105,28 +106,25 @@ def is_material(run: Run) -> bool:
     return "store" in run.material and (Path(run.material["store"]) / MANIFEST).is_file()
 
 
-def start_tokenizer(config: PretrainConfig) -> Tokenizer:
-    """The tokenizer that is named, or that of the bundle to start from."""
-    if config.init_from is None:
-        assert config.data.tokenizer is not None
-        return Tokenizer.load(config.data.tokenizer)
-    tokenizer = start_bundle(config.init_from).tokenizer
-    if config.data.tokenizer and Tokenizer.load(config.data.tokenizer).fingerprint != tokenizer.fingerprint:
-        raise UserError(
-            f"data.tokenizer: {config.data.tokenizer} is not the tokenizer of {config.init_from}; leave it out"
-        )
-    return tokenizer
-
-
 def train_tokenizer_for(config: PretrainConfig, corpus: Corpus, folder: Path) -> None:
     with progress("counting words", corpus.bytes("train"), "bytes") as advance:
+        train(reported(corpus.texts("train"), advance), config.data.new_tokenizer, corpus.fingerprint).save(folder)
 
-        def texts() -> Iterator[str]:
-            for text in corpus.texts("train"):
-                yield text
-                advance(len(text.encode()))
 
-        train(texts(), config.data.new_tokenizer, corpus.fingerprint).save(folder)
+def named_start(config: PretrainConfig) -> Bundle | None:
+    """The bundle to go on from, if one is named; a mistake here should not cost a reading of the corpus."""
+    if config.init_from is None:
+        return None
+    bundle = start_bundle(config.init_from)
+    family, tokenizer = bundle.model.architecture.family, config.data.tokenizer
+    if family != config.model.family:
+        raise UserError(
+            f"init_from: {config.init_from} is of family {family}, model.family is {config.model.family}; "
+            "pretraining goes on within a family"
+        )
+    if tokenizer and Tokenizer.load(tokenizer).fingerprint != bundle.tokenizer.fingerprint:
+        raise UserError(f"data.tokenizer: {tokenizer} is not the tokenizer of {config.init_from}; leave it out")
+    return bundle
 
 
 def start_bundle(source: str) -> Bundle:
@@ -142,18 +140,12 @@ def start_bundle(source: str) -> Bundle:
     return import_model(source)
 
 
-def start_model(config: PretrainConfig, vocab_size: int) -> Model:
-    """A new model, the same for the same seed; or that of a bundle."""
-    if config.init_from is None:
-        torch.manual_seed(config.seed)
-        return make_model(resolve(config.model), vocab_size)
-    model = start_bundle(config.init_from).model
-    if model.architecture.family != config.model.family:
-        raise UserError(
-            f"init_from: {config.init_from} is of family {model.architecture.family}, model.family is "
-            f"{config.model.family}; pretraining goes on within a family"
-        )
-    return model.train()
+def start_model(config: PretrainConfig, start: Bundle | None, vocab_size: int) -> Model:
+    """The model of the bundle to go on from, or a new one, the same for the same seed."""
+    if start:
+        return start.model.train()
+    torch.manual_seed(config.seed)
+    return make_model(resolve(config.model), vocab_size)
 
 
 # --- The job ---------------------------------------------------------------------------------------------------------
@@ -162,9 +154,8 @@ def start_model(config: PretrainConfig, vocab_size: int) -> Model:
 def make_job(config: PretrainConfig, run: Run) -> Job:
     """Make everything that a run needs; mistakes show here, before anything is trained."""
     check_devices(config.trainer)
-    if config.init_from:
-        start_model(config, 0)  # a mistake here should not cost a reading of the corpus
-    tokenizer, store = make_material(config, run)
+    start = named_start(config)
+    tokenizer, store = make_material(config, run, start)
     data, trainer = config.data, config.trainer
     windows = Windows(store.stream("train"), data.sequence_length, within_documents=data.within_documents)
     if data.batch_size > len(windows):
@@ -176,7 +167,7 @@ def make_job(config: PretrainConfig, run: Run) -> Job:
     share = Share(rank(trainer.devices), trainer.processes, min(data.micro_batch_size or own, own))
     steps = Steps(len(windows), data.batch_size, config.seed)
     total = total_steps(trainer, steps.per_epoch, len(store.stream("train")))
-    job = Job(config, tokenizer, store, start_model(config, tokenizer.vocab_size), steps, share, total)
+    job = Job(config, tokenizer, store, start_model(config, start, tokenizer.vocab_size), steps, share, total)
     job.first_batch()  # an objective that the tokenizer lacks tokens for fails here
     return job
 
@@ -263,7 +254,7 @@ def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:
         raise UserError(f"{folder}: no checkpoint of step {step}; there are {', '.join(map(str, sorted(found)))}")
     config = build(PretrainConfig, [folder / "config.yaml"], {})
     tokenizer = Tokenizer.load(folder / "tokenizer")
-    model = start_model(config, tokenizer.vocab_size)
+    model = start_model(config, named_start(config), tokenizer.vocab_size)
     model.load_state_dict(chosen.read()["model"])
     measured = {} if chosen.score is None else {"val/loss": chosen.score}
     meta = bundle_meta(config, run, chosen.step, measured)

@@ -1,0 +1,83 @@
+"""What each part of a recipe is worth: variants of one pretraining job, several seeds, on held-out novels.
+
+    python benchmarks/recipes.py --data NOVELS --seeds 3 --output benchmarks/results/recipes
+
+Every run is a `triptych pretrain` of its own, two at a time with a thread each, all on the same tokenizer, windows and
+order. What is finished is not done again. Bits per byte at equal steps do not depend on what else the machine does.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import yaml
+
+from pipeline.files import read_json
+from pipeline.terminal import note, print_table
+
+HELD_OUT = ("*scarlet-letter*", "*treasure-island*", "*age-of-innocence*")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="novels-gutenberg", help="a folder of novels, or a name from the catalogue")
+    parser.add_argument("--held_out", nargs="*", default=HELD_OUT, help="books to validate on")
+    parser.add_argument("--variants", type=Path, default=Path(__file__).with_suffix(".yaml"))
+    parser.add_argument("--only", nargs="*", help="names of variants")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each with one thread")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/recipes"))
+    arguments = parser.parse_args()
+    settings = yaml.safe_load(arguments.variants.read_text())
+    variants = {name: given for name, given in settings["variants"].items() if name in (arguments.only or [name])}
+    tokenizer = arguments.output / "tokenizer"
+    held_out = json.dumps([*arguments.held_out])
+    corpus = ["--corpus", arguments.data, "--validation_books", held_out]
+    if not (tokenizer / "meta.json").is_file():
+        triptych("tokenizer", "train", *corpus, "--vocab_size", "8192", "--output", str(tokenizer))
+    common = settings["common"] | {"data.corpus": arguments.data, "data.validation_books": held_out}
+    common |= {"data.tokenizer": str(tokenizer), "data.stores": str(arguments.output / "stores")}
+    runs = {
+        (name, seed): common | given | {"seed": seed, "run_dir": str(arguments.output / f"{name}-{seed}")}
+        for seed in range(1, arguments.seeds + 1)
+        for name, given in variants.items()
+    }
+    triptych("prepare", *corpus, "--tokenizer", str(tokenizer), "--output", common["data.stores"])
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        found = dict(zip(runs, pool.map(pretrain, runs.values()), strict=True))
+    rows: list[tuple[str, float, float, int]] = []
+    for name in variants:
+        bits = [found[name, seed]["val/bits_per_byte"] for seed in range(1, arguments.seeds + 1)]
+        rows.append((name, statistics.mean(bits), statistics.stdev(bits) if len(bits) > 1 else 0.0, len(bits)))
+    rows.sort(key=lambda row: row[1])
+    print_table("decoder, bits per byte", ("recipe", "mean", "deviation", "seeds"), rows)
+    (arguments.output / "recipes.json").write_text(json.dumps(rows, indent=2))
+
+
+def pretrain(options: dict[str, object]) -> dict[str, float]:
+    """The metrics of a run, done now or before."""
+    meta = Path(str(options["run_dir"])) / "bundle" / "meta.json"
+    if not meta.is_file():
+        note(f"{meta.parent.parent.name} begins")
+        triptych("pretrain", *(word for key, value in options.items() for word in (f"--{key}", written(value))))
+    return dict(read_json(meta)["metrics"])
+
+
+def written(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def triptych(*words: str) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(f"triptych {' '.join(words)}\n{done.stderr}")
+
+
+if __name__ == "__main__":
+    main()
