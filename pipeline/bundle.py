@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from pipeline import __version__
 from pipeline.configuration import build, to_yaml
 from pipeline.errors import UserError
-from pipeline.files import file_hash, read_json, replacing, write_json, write_text
+from pipeline.files import described, file_hash, read_json, replacing, write_json, write_text
 from pipeline.model.config import Architecture, ModelConfig, resolve
 from pipeline.model.heads import ClassificationHead
 from pipeline.model.recurrent import Recurrent
@@ -22,6 +24,7 @@ from pipeline.tokenizer import Tokenizer
 Model = Transformer | Recurrent
 FORMAT = 1
 WEIGHTS, CONFIG, TOKENIZER, META = "model.safetensors", "config.yaml", "tokenizer.json", "meta.json"
+MEND = "copy or make the bundle again"
 
 
 @dataclass
@@ -70,17 +73,42 @@ def load_bundle(folder: Path) -> Bundle:
     meta = read_json(folder / META)
     if not isinstance(meta, dict) or meta.get("bundle_format") != FORMAT:
         raise UserError(f"{folder}: not a bundle of format {FORMAT}; this program cannot read it")
-    if not (folder / WEIGHTS).is_file() or file_hash(folder / WEIGHTS) != meta["weights_sha256"]:
-        raise UserError(f"{folder / WEIGHTS}: missing or damaged, its checksum differs; copy or make the bundle again")
-    config = build(BundleConfig, [folder / CONFIG], {})
-    model = make_model(resolve(config.model), meta["vocab_size"])
-    if meta.get("labels"):
-        model.classifier = ClassificationHead(model.architecture.width, len(meta["labels"]), dropout=0.0)
-    weights = load_file(folder / WEIGHTS)
-    if config.model.tie_embeddings:
-        weights["head.output.weight"] = weights["embedding.weight"]
-    model.load_state_dict(weights)
+    with described(folder / META, MEND):
+        if not (folder / WEIGHTS).is_file() or file_hash(folder / WEIGHTS) != meta["weights_sha256"]:
+            raise UserError(f"{folder / WEIGHTS}: missing or damaged, its checksum differs; {MEND}")
+        architecture = resolve(build(BundleConfig, [folder / CONFIG], {}).model)
+        model = filled(architecture, meta["vocab_size"], len(meta.get("labels") or ()), folder / WEIGHTS)
     return Bundle(model.eval(), Tokenizer.load(folder), meta)
+
+
+def filled(architecture: Architecture, vocab_size: int, labels: int, path: Path) -> Model:
+    """A model with the weights of a file, once these are known to be all of its own: memory is asked for after that."""
+    try:
+        weights = load_file(path)
+        if architecture.tie_embeddings:
+            weights["head.output.weight"] = weights["embedding.weight"]
+        if architecture.layers > len(weights):
+            raise RuntimeError("more layers than weights")
+        with torch.device("meta"):
+            empty = with_head(architecture, vocab_size, labels)
+        if shapes(empty.state_dict()) != shapes(weights):
+            raise RuntimeError("other names or shapes")
+        model = with_head(architecture, vocab_size, labels)
+        model.load_state_dict(weights)
+    except (SafetensorError, RuntimeError) as error:
+        raise UserError(f"{path}: not the weights of the model that {CONFIG} describes; {MEND}") from error
+    return model
+
+
+def with_head(architecture: Architecture, vocab_size: int, labels: int) -> Model:
+    model = make_model(architecture, vocab_size)
+    if labels:
+        model.classifier = ClassificationHead(architecture.width, labels, dropout=0.0)
+    return model
+
+
+def shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in weights.items()}
 
 
 def make_model(architecture: Architecture, vocab_size: int) -> Model:

@@ -38,6 +38,8 @@ class GenerationConfig:
         for name in ("min_new_tokens", "temperature", "top_k", "no_repeat_ngram", "seed"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}: {getattr(self, name)} must not be negative")
+        if self.seed >= 2**63:
+            raise UserError(f"seed: {self.seed} must be below 2**63")
         if self.min_new_tokens > self.max_new_tokens:
             raise UserError(f"min_new_tokens: {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}")
         if not 0 < self.top_p <= 1:

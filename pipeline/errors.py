@@ -11,3 +11,9 @@ class Stopped(Exception):
     def __init__(self, requeued: bool = False) -> None:
         super().__init__("stopped")
         self.requeued = requeued
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, in Python or in torch, whose errors have no type of their own on a CPU."""
+    words = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in words or "can't allocate" in words

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.errors import UserError
 from pipeline.terminal import note
 
@@ -48,6 +50,15 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON ({error}); delete it and make it again") from error
+
+
+@contextmanager
+def described(path: Path, remedy: str) -> Iterator[None]:
+    """Turn what goes wrong with the content of a file that we wrote into one line that names it."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: damaged, or not what this program wrote; {remedy}") from error
 
 
 def fingerprint(value: Any) -> str:

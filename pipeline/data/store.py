@@ -17,7 +17,7 @@ from pipeline.data.parallel import parallel_map
 from pipeline.data.shard import MEND, VERSION, Shard, Stream, id_type, read_shard, write_shard
 from pipeline.data.sources import Source
 from pipeline.errors import UserError
-from pipeline.files import fingerprint, locked, read_json, write_json
+from pipeline.files import described, fingerprint, locked, read_json, write_json
 from pipeline.terminal import note, progress, warn
 from pipeline.tokenizer import Tokenizer
 
@@ -40,16 +40,18 @@ class Store:
     def open(cls, path: Path, tokenizer: str | None = None) -> "Store":
         """Open a finished store; pass a tokenizer's fingerprint to be sure that the ids are that tokenizer's."""
         manifest = read_manifest(path / MANIFEST)
-        if tokenizer is not None and tokenizer != manifest["tokenizer"]:
-            raise UserError(
-                f"{path}: made with tokenizer {manifest['tokenizer'][:16]}, not {tokenizer[:16]}; "
-                "use that tokenizer, or prepare a store with this one"
-            )
-        streams: dict[Split, Stream] = {
-            split: Stream([listed_shard(path, manifest["tokenizer"], record) for record in content["shards"]])
-            for split, content in manifest["splits"].items()
-        }
-        return cls(path, manifest["corpus"], manifest["tokenizer"], manifest["vocab_size"], streams)
+        with described(path / MANIFEST, MEND):
+            made_with = manifest["tokenizer"]
+            if tokenizer is not None and tokenizer != made_with:
+                raise UserError(
+                    f"{path}: made with tokenizer {made_with[:16]}, not {tokenizer[:16]}; "
+                    "use that tokenizer, or prepare a store with this one"
+                )
+            streams: dict[Split, Stream] = {
+                split: Stream([listed_shard(path, made_with, record) for record in content["shards"]])
+                for split, content in manifest["splits"].items()
+            }
+            return cls(path, manifest["corpus"], made_with, manifest["vocab_size"], streams)
 
     def stream(self, split: Split) -> Stream:
         """The tokens of a split, which must have some."""
@@ -128,9 +130,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     recorded = manifest.pop("fingerprint", None) if isinstance(manifest, dict) else None
     if recorded != fingerprint(manifest):
         raise UserError(f"{path}: damaged, its fingerprint differs; {MEND}")
-    if manifest["format"] != VERSION:
+    if manifest.get("format") != VERSION:
         raise UserError(
-            f"{path}: a store of format {manifest['format']}, this program reads {VERSION}; prepare it again"
+            f"{path}: a store of format {manifest.get('format')}, this program reads {VERSION}; prepare it again"
         )
     return dict(manifest)
 

@@ -1,5 +1,6 @@
 """What can be set about a model: a preset and a size, and every setting of them by name. Light: no torch."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -248,15 +249,28 @@ def split_blocks(family: Family, blocks: int) -> tuple[int, int]:
     return (blocks, 0) if family == "encoder" else (0, blocks)
 
 
+LARGEST, LARGEST_DEPTH = 2**24, 2**12  # beyond them a setting is a slip of the finger
+
+
 def check(model: Architecture) -> None:
     """Refuse settings that contradict each other, in one line each."""
-    for name in ("width", "heads", "kv_heads", "head_width", "feed_forward", "max_positions", "relative_clip"):
-        if getattr(model, name) < 1:
-            raise UserError(f"model.{name}: {getattr(model, name)} must be at least 1")
+    for name in (
+        "width", "heads", "kv_heads", "head_width", "feed_forward", "max_positions", "relative_clip", "position_buckets",
+        "position_distance", "attention_rank",
+    ):  # fmt: skip
+        if not 1 <= getattr(model, name) <= LARGEST:
+            raise UserError(f"model.{name}: {getattr(model, name)} must be from 1 to {LARGEST:,}")
+    for name in ("norm_epsilon", "initial_deviation"):
+        if not 0 <= getattr(model, name) < math.inf:
+            raise UserError(f"model.{name}: {getattr(model, name)} must not be negative")
+    if not 0 < model.rotary_base < math.inf:
+        raise UserError(f"model.rotary_base: {model.rotary_base} must be above 0")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if not 0 <= getattr(model, name) < 1:
             raise UserError(f"model.{name}: {getattr(model, name)} must be from 0 up to 1")
-    if min(model.encoder_layers, model.decoder_layers, model.attention_window, model.logit_soft_cap) < 0:
+    if model.layers > LARGEST_DEPTH:
+        raise UserError(f"model.layers: {model.layers} must be at most {LARGEST_DEPTH:,}")
+    if min(model.encoder_layers, model.decoder_layers, model.attention_window) < 0 or not model.logit_soft_cap >= 0:
         raise UserError("model: layers, attention_window and logit_soft_cap must not be negative")
     sides = {"encoder": (True, False), "decoder": (False, True)}.get(model.family, (True, True))
     if (model.encoder_layers > 0, model.decoder_layers > 0) != sides:

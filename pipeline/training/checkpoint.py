@@ -50,7 +50,10 @@ class Checkpoint:
         """The state, checked to the last bit; tensors and plain types only."""
         if file_hash(self.path) != self.sha256:
             raise UserError(f"{self.path}: damaged, its checksum differs")
-        state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
+        try:
+            state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many kinds for a file that is no checkpoint
+            raise UserError(f"{self.path}: no checkpoint of tensors and plain numbers") from error
         return state
 
 
@@ -108,9 +111,8 @@ def whole(run: Path) -> Iterator[tuple[Checkpoint, dict[str, Any]]]:
     for checkpoint in reversed(found(run)):
         try:
             yield checkpoint, checkpoint.read()
-        except Exception as error:  # torch raises many kinds for a file that is no checkpoint
-            reason = str(error) if isinstance(error, UserError) else f"{checkpoint.path}: cannot be read"
-            warn(f"{reason}; going back to the checkpoint before it")
+        except UserError as error:
+            warn(f"{error}; going back to the checkpoint before it")
 
 
 def prune(run: Path, keep: int) -> None:

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from pipeline.errors import Stopped, UserError
+from pipeline.errors import Stopped, UserError, is_out_of_memory
 from pipeline.terminal import note
 from pipeline.training import checkpoint
 from pipeline.training.callbacks import Keeper, Measure, Routines, requeued
@@ -110,8 +110,7 @@ def one_line_memory_errors(module: Training) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        words = str(error).lower()
-        if not isinstance(error, MemoryError) and "out of memory" not in words and "can't allocate" not in words:
+        if not is_out_of_memory(error):
             raise
         if not module.micro_batch:
             raise UserError("out of memory; start again with half of data.batch_tokens") from error

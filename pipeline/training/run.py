@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
@@ -17,7 +17,7 @@ import yaml
 
 from pipeline.configuration import to_yaml
 from pipeline.errors import UserError
-from pipeline.files import fingerprint, read_json, write_json, write_text
+from pipeline.files import described, fingerprint, read_json, write_json, write_text
 from pipeline.terminal import note
 from pipeline.training import checkpoint
 
@@ -63,13 +63,17 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """What config.yaml says, or nothing if there is none."""
         path = self.path / "config.yaml"
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        with described(path, "put it back, or start again in another folder"):
+            return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
 
     @property
     def material(self) -> dict[str, Any]:
         """What was made for the run: its store, the fingerprints of its text or rows, its number of steps."""
         path = self.path / "prepared.json"
-        return dict(read_json(path)) if path.is_file() else {}
+        with described(path, "delete it; it is made again"):
+            return dict(read_json(path)) if path.is_file() else {}
 
     def add_material(self, facts: Mapping[str, Any]) -> None:
         """Record what was made for the run: other processes wait for it, and a resumed run needs no corpus."""
@@ -81,14 +85,13 @@ class Run:
             opened.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows of metrics; a last one that was cut off in writing is left out."""
+        """All rows of metrics; one that was cut off in writing or is damaged is left out."""
         path = self.path / "metrics.jsonl"
         rows = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+            with suppress(ValueError, TypeError, KeyError):
+                row = json.loads(line)
+                rows.append(row | {"step": int(row["step"])})
         return rows
 
     def last_measured(self) -> dict[str, float]:
