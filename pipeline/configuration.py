@@ -29,16 +29,15 @@ Place = str  # "file:line", or the option as typed
 def build(config_class: type[Config], files: Iterable[Path], options: Mapping[str, str]) -> Config:
     """A config from files, the later winning, then from options given as text."""
     known = fields_of(config_class)
-    places: dict[str, Place] = {}
-    files = [found(path) for path in files]
-    for path in files:
-        places |= keys_in(path, known)
+    read = [(path, keys_in(path, known)) for path in map(found, files)]
+    places = {key: place for _, keys in read for key, place in keys.items()}
     for key, value in options.items():
         places[key] = f"--{key}"
         check_key(key, known, places[key])
         if re.search(r"[\ud800-\udfff]", value):  # YAML could not hold it, and a run could not be resumed
             raise UserError(f"{places[key]}: {value!r:.80} is not UTF-8; rename what it names")
-    arguments = [*(f"--config={path}" for path in files), *(f"--{key}={value}" for key, value in options.items())]
+    given = [path for path, keys in read if keys]  # jsonargparse refuses a file that sets nothing
+    arguments = [*(f"--config={path}" for path in given), *(f"--{key}={value}" for key, value in options.items())]
     parser = make_parser(config_class, "")
     try:
         parsed = parser.parse_args(arguments)
@@ -188,8 +187,7 @@ class PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, "aliases such as *name are not allowed", mark)
+            raise yaml.YAMLError("aliases such as *name are not allowed")
         return super().compose_node(parent, index)
 
 

@@ -255,8 +255,8 @@ LARGEST, LARGEST_DEPTH = 2**24, 2**12  # beyond them a setting is a slip of the 
 def check(model: Architecture) -> None:
     """Refuse settings that contradict each other, in one line each."""
     for name in (
-        "width", "heads", "kv_heads", "head_width", "feed_forward", "max_positions", "relative_clip", "position_buckets",
-        "position_distance", "attention_rank",
+        "width", "heads", "kv_heads", "head_width", "feed_forward", "max_positions", "relative_clip",
+        "position_buckets", "position_distance", "attention_rank",
     ):  # fmt: skip
         if not 1 <= getattr(model, name) <= LARGEST:
             raise UserError(f"model.{name}: {getattr(model, name)} must be from 1 to {LARGEST:,}")
