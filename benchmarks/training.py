@@ -84,9 +84,8 @@ def hugging_face(kind: str, dropout: float) -> nn.Module:
     if kind == "BERT":
         model = t.BertForMaskedLM(t.BertConfig(**wide, **drop))
     elif kind == "ModernBERT":
-        tokens: dict[str, Any] = dict.fromkeys(
-            ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0
-        )
+        names = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+        tokens: dict[str, Any] = dict.fromkeys(names, 0)
         model = t.ModernBertForMaskedLM(t.ModernBertConfig(**wide, **tokens, local_attention=128))
     elif kind == "GPT-2":
         drops: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
