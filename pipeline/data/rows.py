@@ -74,7 +74,8 @@ def read_task(task: TaskConfig, data: TaskDataConfig, seed: int) -> Rows:
     train = limited(splits["train"], data.limit, seed)
     for split, rows in (("train", train), ("validation", splits["validation"])):
         if not rows:
-            raise UserError(f"data.{split}: no rows in {files[split]}")
+            place = files[split] or f"{data.train} that could be held out; name a file"
+            raise UserError(f"data.{split}: no rows in {place}")
     labels = label_names(splits["train"]) if kind == "classification" else []
     for split in ("validation", "test"):
         check_labels(splits[split], labels, str(files[split]))

@@ -106,12 +106,12 @@ def print_scores(job: TaskJob, table: list[tuple[str, Score, Score | None]]) -> 
         print_table(f"{task}, {split}", header, rows)
     lengths = sorted({key for _, score, _ in table for key in score.metrics if key.startswith(BY_LENGTH)})
     if lengths:
-        header = ("length", *(split for split, _, _ in table))
+        header = ("length", *(f"{split} exact_match" for split, _, _ in table))
         by_length = [
             (int(key.removeprefix(BY_LENGTH)), *(score.metrics.get(key, "-") for _, score, _ in table))
             for key in lengths
         ]
-        print_table(f"{task}, exact match by length", header, by_length)
+        print_table(f"{task}, by length", header, by_length)
 
 
 # --- Tables and pictures -----------------------------------------------------------------------------------------
