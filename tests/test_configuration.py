@@ -75,6 +75,10 @@ def test_mistakes_name_the_key_the_place_and_the_nearest(text: str, message: str
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_sets_nothing_is_no_mistake(tmp_path: Path) -> None:
+    assert build(Outer, [write(tmp_path, "# later\n")], {"name": "x"}) == Outer(name="x")
+
+
 def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such config file"):
         build(Outer, [tmp_path / "none.yaml"], {})
