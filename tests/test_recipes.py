@@ -111,15 +111,16 @@ def finetuning(path: Path) -> Work:
     if config.init_from:
         start = pretraining(RECIPES / "pretrain" / f"{Path(config.init_from).parent.name}.yaml")
         model, vocab_size = start.model, start.vocab_size
-    writes = TASKS[config.task.name].kind == "text"
-    source, target = data.sequence_length, data.target_length if writes else 0
+    kind = TASKS[config.task.name].kind
+    source, target = data.sequence_length, data.target_length if kind == "text" else 0
     rows = data.batch_tokens / (source + target) if data.batch_tokens else data.batch_size
+    texts = 2 if kind == "retrieval" else 1  # a query and a document
     share = rows / trainer.processes
-    at_once = min(data.micro_batch_size or share, share)
-    tokens, sequences = steps * rows * (source + target), steps * rows
-    return Work(
-        model, vocab_size, trainer, tokens, sequences, at_once, source, target, predicted=target, most="at most "
-    )
+    at_once = texts * min(data.micro_batch_size or share, share)
+    sequences = steps * rows * texts
+    lengths = {"source": source, "target": target, "predicted": target}
+    tokens = sequences * (source + target)
+    return Work(model, vocab_size, trainer, tokens, sequences, at_once, **lengths, most="at most ")
 
 
 def work(path: Path) -> Work:
