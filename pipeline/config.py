@@ -80,6 +80,13 @@ class GenerateConfig(GenerationConfig):
     """The folder of a bundle."""
     prompt: str
     """The text to go on from, or the source of an encoder-decoder; special tokens such as <extra_id_0> are such."""
+    stream: bool | None = None
+    """Show a single text as it is written; by default on a terminal."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stream and (self.beams > 1 or self.sequences > 1):
+            raise UserError("stream: only a single text without beams can be shown as it is written")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -40,8 +40,21 @@ READ_TOKENS = 512  # of a text that is embedded by a bundle that was not fine-tu
 
 
 def write_on(config: GenerateConfig) -> list[str]:
-    """Go on from a prompt, or with an encoder-decoder answer it as a source; the most probable text first."""
-    return load(config.bundle).generate(config.prompt, config)
+    """Go on from a prompt, or with an encoder-decoder answer it as a source; the most probable text first.
+
+    On a terminal, or where it is asked for, a single text is shown as it is written instead.
+    """
+    single = config.beams == config.sequences == 1
+    if not (single and sys.stdout.isatty() if config.stream is None else config.stream):
+        return load(config.bundle).generate(config.prompt, config)
+
+    def show(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    load(config.bundle).generate(config.prompt, config, show)
+    show("\n")
+    return []
 
 
 def load(folder: str | Path) -> "Loaded":
@@ -82,19 +95,31 @@ class Loaded:
         predictor = self.embedder()
         return predictor.index(corpus).search(predictor.embed([query]), top)[0]
 
-    def generate(self, prompt: str, settings: GenerationConfig | None = None) -> list[str]:
-        """Go on from a prompt, or with an encoder-decoder answer it as a source; the most probable text first."""
+    def generate(
+        self, prompt: str, settings: GenerationConfig | None = None, show: Callable[[str], None] | None = None
+    ) -> list[str]:
+        """Go on from a prompt, or with an encoder-decoder answer it as a source; the most probable text first.
+
+        `show` is called with each piece of a single text as soon as it is written.
+        """
         model, tokenizer = self.bundle.model, self.bundle.tokenizer
         settings, end = settings or GenerationConfig(), tokenizer.id("end")
         ids = special_encode(self.bundle, prompt)
         if model.architecture.family == "encoder":
             raise UserError(f"{self.folder}: an encoder cannot write; use a decoder or an encoder-decoder")
-        if model.architecture.family == "encoder-decoder":
-            memory = encode(model, [[*ids, end]])
-            written = generate(model, [[tokenizer.first]], settings, end=end, memory=memory)
-            return [tokenizer.decode(one.ids, skip_special=False) for one in written[0]]
-        written = generate(model, [[tokenizer.first, *ids]], settings, end=end)
-        return [prompt + tokenizer.decode(one.ids) for one in written[0]]
+        answers = model.architecture.family == "encoder-decoder"
+        memory = encode(model, [[*ids, end]]) if answers else None
+        first = [tokenizer.first] if answers else [tokenizer.first, *ids]
+
+        def text_of(written: Sequence[int]) -> str:
+            return tokenizer.decode(written, skip_special=False) if answers else prompt + tokenizer.decode(written)
+
+        pieces = Pieces(text_of, show) if show else None
+        found = generate(model, [first], settings, end=end, memory=memory, watch=pieces)
+        texts = [text_of(one.ids) for one in found[0]]
+        if pieces:
+            pieces.tell(texts[0])
+        return texts
 
     def of_kind(self, kind: str) -> Predictor:
         predictor = self.predictor()
@@ -132,6 +157,26 @@ class Loaded:
             TaskConfig(name="retrieval"), model.architecture, bundle.tokenizer, [], min(READ_TOKENS, limit - 2), 0
         )
         return Predictor(model, encoder, "mean", GenerationConfig(), batch_size)
+
+
+class Pieces:
+    """Shows the text of tokens as they come; a character that needs several waits for the last of them."""
+
+    def __init__(self, text_of: Callable[[Sequence[int]], str], show: Callable[[str], None]) -> None:
+        self.text_of, self.show = text_of, show
+        self.ids: list[int] = []
+        self.told = ""
+        self.tell(text_of([]))
+
+    def __call__(self, token: int) -> None:
+        self.ids.append(token)
+        text = self.text_of(self.ids)
+        if not text.endswith("\ufffd"):
+            self.tell(text)
+
+    def tell(self, text: str) -> None:
+        self.show(text.removeprefix(self.told))
+        self.told = text
 
 
 def evaluate(config: EvaluateConfig) -> None:

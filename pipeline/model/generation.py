@@ -5,7 +5,7 @@ L tokens of prompt and new ones, S tokens in a cache, G n-grams, V vocabulary.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -40,8 +40,9 @@ def generate(
     end: int,
     memory: Memory | None = None,
     first: int = 0,
+    watch: Callable[[int], None] | None = None,
 ) -> list[list[Generated]]:
-    """Write on from each prompt; return its sequences, the most probable first.
+    """Write on from each prompt; return its sequences, the most probable first; `watch` is told a single one's tokens.
 
     An encoder-decoder goes on from a begin token (and what else it shall begin with) and the memory that `encode` makes
     of the sources. What is drawn at random follows from the seed and the number of the prompt, counted from `first`,
@@ -61,7 +62,7 @@ def generate(
         if config.sequences > 1:
             decoding.select(rows_R[:, None])
         draws_RL = draw(config, range(first, first + len(prompts))).to(ids_BT.device)
-        written = sample(decoding, logits_BV[rows_R], history_BL[rows_R], draws_RL, config, end)
+        written = sample(decoding, logits_BV[rows_R], history_BL[rows_R], draws_RL, config, end, watch)
     groups = (written[place : place + config.sequences] for place in range(0, len(written), config.sequences))
     return [sorted(group, key=score, reverse=True) for group in groups]
 
@@ -181,7 +182,13 @@ class SharedDecoding(Decoding):
 
 
 def sample(
-    decoding: Decoding, logits_RV: Tensor, history_RL: Tensor, draws_RL: Tensor, config: GenerationConfig, end: int
+    decoding: Decoding,
+    logits_RV: Tensor,
+    history_RL: Tensor,
+    draws_RL: Tensor,
+    config: GenerationConfig,
+    end: int,
+    watch: Callable[[int], None] | None = None,
 ) -> list[Generated]:
     """Choose a token for each sequence, again and again until all have ended.
 
@@ -198,6 +205,8 @@ def sample(
         total_R = total_R + logs_RV.gather(-1, chosen_R[:, None])[:, 0]
         history_RL[:, start + length - 1] = chosen_R
         for row, token in enumerate(chosen_R.tolist()):
+            if watch and token != end:
+                watch(token)
             if (token == end or length == config.max_new_tokens) and rows[row] not in written:
                 ids = history_RL[row, start : start + length].tolist()
                 written[rows[row]] = finished(ids, total_R[row].item(), config, end)

@@ -69,7 +69,7 @@ def test_the_nearest_documents_are_found() -> None:
     for number, ranking in enumerate(rankings):
         expected = np.argsort(-(vectors @ vectors[number]))[:5]
         assert [name for name, _ in ranking] == [names[place] for place in expected]
-        assert ranking[0] == (names[number], pytest.approx(1.0, abs=1e-6))
+        assert ranking[0][0] == names[number] and ranking[0][1] == pytest.approx(1.0, abs=1e-6)
 
 
 def test_bm25_by_hand() -> None:

@@ -10,6 +10,7 @@ import torch
 
 import pipeline
 from pipeline import cli
+from pipeline.data.batch import collate
 from pipeline.training.taskjob import MEASURED
 from tests.training.jobs import finish, last_step, signal_when, start
 from tests.training.test_finetune import reviews, words, write_rows
@@ -74,19 +75,16 @@ def test_strings_leave_an_alignment_map_and_accuracy_by_length(
 def test_measuring_takes_as_many_rows_as_the_settings_say(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.training import taskjob
-
     sizes: list[int] = []
-    collate = taskjob.collate
 
     def counted(examples: Any, *rest: Any, **more: Any) -> Any:
         sizes.append(len(examples))
         return collate(examples, *rest, **more)
 
-    monkeypatch.setattr(taskjob, "collate", counted)
+    monkeypatch.setattr("pipeline.training.taskjob.collate", counted)
     for given, most in ((4, 4), (None, MEASURED)):
         sizes.clear()
-        more = {} if given is None else {"data__micro_batch_size": given}
+        more: dict[str, Any] = {} if given is None else {"data__micro_batch_size": given}
         assert cli.main(words(folder, tmp_path / f"run{given}", trainer__max_steps=1, **more)) == 0
         assert max(sizes) == most and sum(sizes) == 60
 
