@@ -53,7 +53,6 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
         del weights["head.output.weight"]  # the same memory as the embedding
     with replacing(folder / WEIGHTS) as temporary:
         save_file(weights, temporary, {"format": "pt"})
-        temporary.chmod(0o644)  # the library lets nobody else read it
     write_text(folder / CONFIG, to_yaml(BundleConfig(model=settings_of(bundle.model))))
     write_text(folder / TOKENIZER, bundle.tokenizer.text)
     meta = bundle.tokenizer.meta | bundle.meta | {

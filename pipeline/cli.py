@@ -141,6 +141,7 @@ def entry() -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run one command; 0 done, 2 the user's mistake in one line, 75 stopped after saving, 1 anything else."""
     debug = "--debug" in arguments
+    os.umask(os.umask(0o077) | 0o002)  # whatever the user's is, what we make is not for all to write
     try:
         run([argument for argument in arguments if argument != "--debug"])
         sys.stdout.flush()

@@ -1,9 +1,11 @@
 """What every room does with files: whole or not at all, fingerprinted, one writer at a time."""
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,23 +16,64 @@ import yaml
 from pipeline.errors import UserError
 from pipeline.terminal import note
 
+MACHINE = os.uname().nodename
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success flush it to disk and rename it, on failure remove it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remove_leftovers(path)
+    temporary = path.with_name(f".{path.name}.{MACHINE}-{os.getpid()}.tmp")
     try:
         yield temporary
+        temporary.chmod(usual_mode())  # some libraries write files that nobody else may read
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
         flush_folder(path.parent)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say where
-        raise
+    except Exception as error:
+        refused = refusal_in(error)
+        if refused is None:
+            raise
+        refused.filename = refused.filename or str(path)  # a full disk does not say where
+        raise refused from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refusal_in(error: Exception) -> OSError | None:
+    """What the system refused, if that is what an error is about: safetensors and torch say so in their own ways."""
+    for one in (error, error.__context__):
+        if isinstance(one, OSError):
+            return one
+    told = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
+
+
+def remove_leftovers(path: Path) -> None:
+    """Delete what writers of a file left beside it that were killed on this machine."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{MACHINE}-*.tmp"):
+        writer = left.name.removesuffix(".tmp").rpartition("-")[2]
+        if writer.isdigit() and not is_alive(int(writer)):
+            left.unlink(missing_ok=True)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True  # another user's
+    return True
+
+
+def usual_mode() -> int:
+    """The rights that a new file gets from the user's umask; never for all to write."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o664 & ~mask
 
 
 def write_text(path: Path, text: str) -> None:

@@ -22,6 +22,7 @@ FEWEST_SHARED = 8  # fewer shared samples may be one common quotation
 SAME_BOOK = 0.5  # editions of one novel share 0.6 and more; two novels of one author under 0.001
 SAME_LENGTH = 0.8  # a book with and without its second part are not the same
 PASSAGE_CHARACTERS = 200  # shorter lines repeat by chance: "Chapter I", "He said nothing."
+LONGEST_KEPT = 64  # characters of a word whose hash is kept; a file without blanks is one word
 WORD = re.compile(r"\w+")
 
 
@@ -31,7 +32,9 @@ class WordHashes(dict[str, int]):
     def __missing__(self, word: str) -> int:
         if len(self) > 500_000:
             self.clear()
-        self[word] = value = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+        value = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+        if len(word) <= LONGEST_KEPT:
+            self[word] = value
         return value
 
 

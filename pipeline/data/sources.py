@@ -22,6 +22,7 @@ from pipeline.data.config import CorpusConfig
 from pipeline.errors import UserError
 
 TEXT_SUFFIXES = (".txt", ".text")
+SAFE_BYTES, LARGEST_RATIO = 2**26, 200  # a packed file may fill this much memory, or so many times its own size
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +156,44 @@ def open_bytes(path: Path, member: str | None, location: str) -> Iterator[IO[byt
         with ExitStack() as stack:
             stream: IO[bytes]
             if member is None:
-                stream = stack.enter_context(path.open("rb"))
+                stream, size = stack.enter_context(path.open("rb")), path.stat().st_size
             else:
-                stream = stack.enter_context(opened_zip(path, path.stat().st_mtime_ns).open(member))
-            if (member or path.name).lower().endswith(".gz"):
+                archive = opened_zip(path, path.stat().st_mtime_ns)
+                stream, size = stack.enter_context(archive.open(member)), archive.getinfo(member).compress_size
+            gzipped = (member or path.name).lower().endswith(".gz")
+            if gzipped:
                 stream = cast(IO[bytes], stack.enter_context(gzip.GzipFile(fileobj=stream)))
-            yield stream
+            yield io.BufferedReader(Unpacked(stream, size, location)) if gzipped or member else stream
     except (zlib.error, EOFError, zipfile.BadZipFile, gzip.BadGzipFile, RuntimeError) as error:  # also: encrypted
         raise UserError(f"{location}: damaged archive ({error}); fetch or make it again") from error
+
+
+class Unpacked(io.RawIOBase):
+    """What comes out of a packed file, unless it is far more than text could be packed into so few bytes."""
+
+    def __init__(self, stream: IO[bytes], packed_bytes: int, location: str) -> None:
+        self.stream = stream
+        self.most = max(SAFE_BYTES, LARGEST_RATIO * packed_bytes)
+        self.location = location
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.stream.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.stream.read(len(buffer))
+        buffer[: len(data)] = data
+        if self.stream.tell() > self.most:
+            raise UserError(
+                f"{self.location}: unpacks to more than {LARGEST_RATIO} times its size, as no text does; "
+                "if you trust it, unpack it yourself"
+            )
+        return len(data)
 
 
 # --- Tables ------------------------------------------------------------------------------------------------------

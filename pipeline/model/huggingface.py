@@ -70,7 +70,6 @@ def export_model(bundle: Bundle, folder: Path) -> None:
     (folder / CONFIG).unlink(missing_ok=True)
     with replacing(folder / WEIGHTS) as temporary:
         save_file(tensors, temporary, {"format": "pt"})
-        temporary.chmod(0o644)  # the library lets nobody else read it
     write_text(folder / TOKENIZER, bundle.tokenizer.text)
     write_json(folder / TOKENIZER_CONFIG, tokenizer_config(bundle))
     write_json(folder / CONFIG, config)

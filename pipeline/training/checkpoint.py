@@ -82,8 +82,8 @@ def restore(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> No
 def save(run: Path, state: dict[str, Any], step: int, score: float | None, regular: bool = True) -> None:
     """Write a checkpoint: the state first, then the record that vouches for it."""
     path = run / FOLDER / f"step-{step:08}.pt"
-    with replacing(path) as temporary:
-        torch.save(state, temporary)
+    with replacing(path) as temporary, temporary.open("wb") as opened:  # opened here: torch hides why it cannot write
+        torch.save(state, opened)
     record = {"format": FORMAT, "step": step, "score": score, "sha256": file_hash(path), "regular": regular}
     write_json(path.with_suffix(".json"), record)
 

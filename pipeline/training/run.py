@@ -114,7 +114,8 @@ def opened(config: Any, name: str) -> Iterator[Run]:
         return
     if config.resume and not run.settings:
         raise UserError(f"{run.path}: no run to resume (it has no config.yaml); `triptych runs FOLDER` lists runs")
-    if not run.settings and run.path.is_dir() and any(run.path.iterdir()):
+    files = run.path.iterdir() if run.path.is_dir() else ()
+    if not run.settings and any(not path.name.startswith(".") for path in files):  # a start that was killed leaves such
         raise UserError(f"{run.path}: not empty and not a run; choose another --run_dir")
     run.path.mkdir(parents=True, exist_ok=True)
     with (run.path / ".lock").open("w") as lock:
