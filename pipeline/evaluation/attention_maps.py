@@ -93,7 +93,7 @@ def draw_grid(maps: list[Map], head: int | None = None) -> Any:
     """A row for every layer, a map for every head: queries downwards and keys to the right, the darker the more."""
     chosen = range(len(maps[0].heads_HTS)) if head is None else [head - 1]
     width, height = (max(2.0, 0.17 * len(words)) for words in (maps[0].keys, maps[0].queries))
-    single = len(maps) == len(chosen) == 1
+    single = head is not None and len(maps) == 1
     if single:
         width, height = (max(3.0, 0.34 * len(words)) for words in (maps[0].keys, maps[0].queries))
     figure = new_figure(0.6 + len(chosen) * (width + 0.8), 0.4 + len(maps) * (height + 0.9))

@@ -1,14 +1,13 @@
 """Sizes that make families comparable: the decoder is the reference, and the others are solved for."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from pipeline.data.config import OBJECTIVES, ObjectiveConfig
 from pipeline.data.objectives import span_lengths
+from pipeline.evaluation.config import Rule
 from pipeline.model.config import Architecture, ModelConfig, resolve, split_blocks
 from pipeline.model.cost import count_flops, count_parameters
 
-Rule = Literal["parameters", "flops", "tokens"]
 WITHIN = 0.01
 FEED_FORWARD_UNIT = 32
 
@@ -26,8 +25,10 @@ class Cost:
 
 def cost_of(model: Architecture, vocab_size: int, window: int, objective: ObjectiveConfig) -> Cost:
     """Count a model's cost on windows of so many raw tokens."""
-    counted = count_parameters(model, vocab_size)
     source, target, predicted = lengths(model, window, objective)
+    if model.family == "recurrent":
+        return recurrent_cost(model, vocab_size, source + target)
+    counted = count_parameters(model, vocab_size)
     flops = count_flops(model, vocab_size, source, target, predicted).training
     return Cost(counted.blocks, counted.total, flops)
 
@@ -43,6 +44,20 @@ def lengths(model: Architecture, window: int, objective: ObjectiveConfig) -> tup
         source, target = span_lengths(window, objective.rate, objective.span_length)
         return source, target, target
     return window // 2 + 1, window - window // 2, window - window // 2
+
+
+def recurrent_cost(model: Architecture, vocab_size: int, tokens: int) -> Cost:
+    """Of a recurrent model, whose parameters each count once a token; it is never matched."""
+    import torch
+
+    from pipeline.model.recurrent import Recurrent
+
+    with torch.device("meta"):
+        made = Recurrent(model, vocab_size)
+    total = sum(parameter.numel() for parameter in made.parameters())
+    blocks = total - sum(parameter.numel() for part in (made.embedding, made.head) for parameter in part.parameters())
+    blocks += made.embedding.weight.numel() if model.tie_embeddings else 0  # of both parts, and counted out twice
+    return Cost(blocks, total, 6 * tokens * blocks)
 
 
 def matched(

@@ -55,6 +55,14 @@ class Cell:
         """How much the metric differs from seed to seed (standard deviation; none for one seed)."""
         return float(self.metric_S.std(ddof=1)) if len(self.metric_S) > 1 else None
 
+    @property
+    def reach(self) -> float | None:
+        """Half of the 95 % interval of the mean over seeds (none for one seed)."""
+        if self.deviation is None:
+            return None
+        seeds = len(self.metric_S)
+        return student_quantile((1 + LEVEL) / 2, seeds - 1) * self.deviation / math.sqrt(seeds)
+
 
 @dataclass(frozen=True)
 class Difference:

@@ -1,4 +1,4 @@
-"""What is asked of the W&B server outside of a running job: whether it is there, uploads, and the lineage of runs."""
+"""What is asked of the W&B server outside of a running job: whether it is there, uploads, lineage, and reports."""
 
 import fcntl
 import os
@@ -16,6 +16,8 @@ from pipeline.terminal import note
 if TYPE_CHECKING:
     import wandb
 
+REPORT = "wandb-report.json"
+"""What a study saves of its report."""
 PATIENCE_SECONDS = 5
 """How long to wait for an answer before the server counts as away."""
 
@@ -36,6 +38,54 @@ def sync(folder: Path) -> None:
             note(f"W&B: {run_dir} is uploaded")
     for run_dir in finished:  # after all uploads: one run's input is another's artifact
         declare_inputs(run_dir)
+    for specification in sorted(folder.glob(f"**/{REPORT}")):
+        publish(specification)
+
+
+def publish_if_online(folder: Path) -> None:
+    """Publish the report of a study whose runs are all at the server; else say how to do it later."""
+    run_dirs = [record.parent.parent for record in folder.rglob("wandb/run.json")]
+    if run_dirs and not any(unsynced(run_dir) for run_dir in run_dirs):
+        prepare(run_dirs[0].resolve())
+        publish(folder / REPORT)
+    elif run_dirs:
+        note(f"W&B: to upload the runs and publish the report: triptych sync {folder}")
+
+
+def publish(path: Path) -> None:
+    """Make the report of a study at W&B from what the study saved, or bring it up to date."""
+    try:
+        from wandb_workspaces.reports.v2 import interface as reports
+    except ImportError:
+        note(f"W&B: the report of {path.parent} needs `pip install 'triptych-lm[reports]'`; then sync again")
+        return
+    import wandb
+
+    told = read_json(path)
+    try:
+        entity = told["entity"] or str(wandb.Api().default_entity)
+        blocks = [make_block(reports, block, entity, told["project"]) for block in told["blocks"]]
+        report = reports.Report(told["project"], entity, told["title"], told["description"], blocks, width="fluid")
+        report.id = told.get("id", "")
+        report.save()
+        write_json(path, told | {"id": report.id, "url": report.url})
+        note(f"W&B: the report is at {report.url}")
+    except Exception as error:
+        note(f"W&B: the report of {path.parent} is not published ({one_line(error)}); sync again")
+
+
+def make_block(reports: Any, told: dict[str, Any], entity: str, project: str) -> Any:
+    """A block of a report from its plain form: words, or panels over some runs."""
+    if told["block"] != "PanelGrid":
+        return {"H2": reports.H2, "MarkdownBlock": reports.MarkdownBlock}[told["block"]](told["text"])
+    runs = reports.Runset(entity=entity, project=project, filters=told["filters"])
+    kinds = (reports.LinePlot, reports.BarPlot, reports.ScatterPlot, reports.WeavePanelSummaryTable)
+    made = {kind.__name__: kind for kind in kinds}
+    panels = [
+        made[panel["panel"]](**{key: value for key, value in panel.items() if key != "panel"})
+        for panel in told["panels"]
+    ]
+    return reports.PanelGrid(runsets=[runs], panels=panels)
 
 
 def declare_inputs(run_dir: Path) -> None:

@@ -79,7 +79,7 @@ def start(
             "name": config.name or name,
             "job_type": job,
             "tags": config.tags,
-            "config": settings | facts | {"git_commit": git_commit()},
+            "config": settings | facts | config.labels | {"git_commit": git_commit()},
             "resume": "allow",
             "dir": run_dir,
         }

@@ -26,7 +26,14 @@ def tokenizer() -> Tokenizer:
 
 def make(tokenizer: Tokenizer, **settings: Any) -> Any:
     torch.manual_seed(3)
-    given = {"width": 32, "layers": 4, "heads": 2, "size": "tiny", "zero_output": False, "qk_norm": False} | settings
+    given: dict[str, Any] = {
+        "width": 32,
+        "layers": 4,
+        "heads": 2,
+        "size": "tiny",
+        "zero_output": False,
+        "qk_norm": False,
+    } | settings
     model = make_model(resolve(ModelConfig(**given)), tokenizer.vocab_size).eval()
     for parameter in model.parameters():  # so that no two weights are alike
         parameter.data += 0.3 * torch.randn_like(parameter)
@@ -69,7 +76,7 @@ def test_alignments_of_recurrent_models(tokenizer: Tokenizer, alignment: str) ->
 
 
 def test_the_numbers_in_a_picture_are_the_probabilities(tokenizer: Tokenizer) -> None:
-    maps = [one for one in find_maps(make(tokenizer, family="decoder"), tokenizer, None, TARGET)]
+    maps = find_maps(make(tokenizer, family="decoder"), tokenizer, None, TARGET)
     grid = draw_grid(maps)
     for axes, weights_TS in zip(grid.axes, [head for one in maps for head in one.heads_HTS], strict=True):
         assert np.array_equal(axes.images[0].get_array(), weights_TS)

@@ -1,23 +1,25 @@
-"""A study in miniature: matched, run, stopped, continued, and told in words."""
+"""A study in miniature: matched, run, killed, continued, split, and told in words."""
 
 import json
-import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline import cli
-from pipeline.configuration import build, to_yaml
+from pipeline.configuration import build
 from pipeline.data.config import OBJECTIVES, ObjectiveConfig
 from pipeline.evaluation import study as study_module
+from pipeline.evaluation.cell import Cell, content_hash
 from pipeline.evaluation.config import StudyConfig
 from pipeline.evaluation.matching import cost_of, matched
-from pipeline.evaluation.study import plan_study
+from pipeline.evaluation.study import Study, plan_study
 from pipeline.model.config import ModelConfig, resolve
-from pipeline.training.config import PretrainConfig
-from tests.training.jobs import finish, write_novels
-from tests.training.test_finetune import reviews, write_rows
+from pipeline.training.config import FinetuneConfig, PretrainConfig
+from tests.evaluation.miniature import command, write_study
+
+PROJECT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("size", ["mini", "small", "base"])
@@ -31,120 +33,209 @@ def test_families_are_matched_to_within_a_percent(family: Any, rule: Any, size: 
     assert (model.width, model.head_width) == (decoder.width, decoder.head_width)
     goal = cost_of(decoder, 8192, 256, ObjectiveConfig(name="causal"))
     found = cost_of(model, 8192, 256, objective)
-    name = "flops" if rule == "flops" else "parameters"
-    assert abs(getattr(found, name) / getattr(goal, name) - 1) <= 0.01
+    assert abs(getattr(found, rule) / getattr(goal, rule) - 1) <= 0.01
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return write_study(tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> dict[str, Any]:
-    novels = write_novels(tmp_path / "novels")
-    write_rows(tmp_path / "train.jsonl", reviews(160, 1))
-    write_rows(tmp_path / "dev.jsonl", reviews(40, 2))
-    common = "trainer:\n  accelerator: cpu\n  validate_every: 5\ntracking:\n  mode: disabled\n"
-    (tmp_path / "pretrain.yaml").write_text(
-        f"data:\n  corpus: [{novels}]\n  sequence_length: 32\n  batch_size: 8\n  workers: 1\n"
-        f"  stores: {tmp_path}/stores\n"
-        f"  new_tokenizer:\n    vocab_size: 400\nmodel:\n  width: 32\n{common}  samples_every: 0\n"
-    )
-    (tmp_path / "sentiment.yaml").write_text(
-        f"task:\n  name: sentiment\ndata:\n  train: {tmp_path}/train.jsonl\n  validation: {tmp_path}/dev.jsonl\n"
-        f"  sequence_length: 24\n  batch_size: 16\noptim:\n  lr: 3.0e-3\n{common}"
-    )
-    return {
-        "size": "tiny",
-        "seeds": "2",
-        "pretrain": json.dumps([str(tmp_path / "pretrain.yaml")]),
-        "pretrain_options": '{"trainer.max_steps": "4"}',
-        "tasks": json.dumps([str(tmp_path / "sentiment.yaml")]),
-        "task_options": '{"trainer.max_steps": "20"}',
-        "run_dir": str(tmp_path / "study"),
-    }
+def settings(written: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Of a study that is not yet begun."""
+    return written | {"run_dir": str(tmp_path / "study")}
 
 
-def command(settings: dict[str, Any]) -> list[str]:
-    return ["compare", *(word for key, value in settings.items() for word in (f"--{key}", value))]
+def planned(settings: dict[str, Any], **more: Any) -> Study:
+    return plan_study(build(StudyConfig, [], settings | more))
 
 
-def test_a_study_is_run_continued_and_told(
-    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done: list[list[str]] = []
-
-    def run(words: list[str]) -> int:
-        if len(done) == 5:  # the machine goes down in the middle of the study
-            done.append(words)
-            return 75
-        done.append(words)
-        return finish(words, tmp_path / "out.txt") or 0
-
-    monkeypatch.setattr(study_module, "run_command", run)
-    assert cli.main(command(settings)) == 75
-    first = len(done)
-    assert cli.main(command(settings)) == 0, (tmp_path / "out.txt").read_text()
-    finished = [tuple(words) for words in done[: first - 1]]
-    assert not set(finished) & {tuple(words) for words in done[first:]}, "a finished job was done again"
-    assert len(done) - 1 == 12
-    told = capsys.readouterr().out
-    assert told.count("sentiment: ") == 3 and "2 seeds" in told
-    page = (tmp_path / "study" / "report.html").read_text()
-    assert page.count("data:image/png;base64") >= 5 and not re.search(r'(src|href)="(?!data:)', page)
-    assert "| sentiment | encoder | accuracy | dev | 2 |" in (tmp_path / "study" / "report.md").read_text()
-    before = len(done)
-    assert cli.main(command(settings)) == 0 and len(done) == before
-    assert cli.main(command(settings | {"match": "flops"})) == 2
-    assert "another match or size" in capsys.readouterr().err
+def pretend(cell: Cell, score: float = 0.5) -> None:
+    """Make a job look finished."""
+    (cell.folder / "bundle").mkdir(parents=True)
+    answers = [{"source": "a", "expected": "0", "predicted": "0", "score": score}] * 4
+    (cell.folder / "val-predictions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+    meta = {"task": {"name": "sentiment"}, "metrics": {"val/accuracy": score}, "versions": {}, "git_commit": None}
+    (cell.folder / "bundle" / "meta.json").write_text(json.dumps(meta))
 
 
-def test_results_of_other_settings_are_never_reused(
-    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study = plan_study(build(StudyConfig, [], settings))
-    cell = next(study.pretraining())
-    config: Any = build(PretrainConfig, [Path(file) for file in cell.files], cell.given)
-    cell.folder.mkdir(parents=True)
-    (cell.folder / "config.yaml").write_text(to_yaml(config))
-    assert cli.main(command(settings | {"dry_run": "true"})) == 0
-    capsys.readouterr()
-    changed = settings | {"pretrain_options": '{"trainer.max_steps": "5"}'}
-    assert cli.main(command(changed)) == 2
-    assert "was done with another trainer.max_steps" in capsys.readouterr().err
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of jobs, all of which fail."""
+    found: list[list[str]] = []
 
-
-def test_a_failed_job_does_not_stop_the_others(
-    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tried: list[str] = []
-
-    def run(words: list[str]) -> int:
-        tried.append(words[0])
+    def run(words: list[str], prepared: bool) -> int:
+        assert prepared, "a job of one process need not import everything again"
+        found.append(words)
         return 1
 
     monkeypatch.setattr(study_module, "run_command", run)
-    assert cli.main(command(settings)) == 0
-    assert tried == ["pretrain"] * 6
-    assert capsys.readouterr().out.count("failed: ") == 12
+    return found
 
 
-def test_the_plan_is_checked_before_anything_starts(
-    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+# --- The plan ----------------------------------------------------------------------------------------------------
+
+
+def test_every_command_says_what_its_job_is(settings: dict[str, Any]) -> None:
+    """What is run and printed gives the settings that the job is named and checked by."""
+    variants = '{"low": {"model.family": "decoder", "objective.name": "prefix", "optim.lr": 0.002, "model.layers": 3}}'
+    study = planned(settings, variants=variants, learning_rates="[0.001]", seeds="1")
+    cells = [*study.pretraining(), *study.grid()]
+    assert len(cells) == 8 and len({cell.folder for cell in cells}) == 8
+    for cell in cells:
+        kind: type[Any] = PretrainConfig if cell.stage == "pretrain" else FinetuneConfig
+        typed = build(kind, [Path(file) for file in cell.files], cell.given)
+        for name in ("model", "objective", "optim", "trainer", "data", "seed", "task"):
+            assert getattr(typed, name, None) == getattr(cell.config, name, None), (cell.name, name)
+        assert typed.run_dir == str(cell.folder) and typed.tracking.group == "study"
+        assert typed.tracking.labels["model_name"] == cell.candidate.name and cell.stage in typed.tracking.tags
+
+
+def test_jobs_are_named_by_what_they_learn_from(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Other settings, rows or parents make another job; where it is done and tracked does not."""
+
+    def folders(**more: Any) -> list[str]:
+        content_hash.cache_clear()
+        study = planned(settings, **more)
+        return [cell.folder.name for cell in (*study.pretraining(), *study.cells())]
+
+    before = folders()
+    assert folders(run_dir=str(tmp_path / "other")) == before
+    longer = folders(pretrain_options='{"trainer.max_steps": "5"}')
+    assert not set(before) & set(longer), "a task does not see that its pretraining changed"
+    tuned = folders(task_options='{"trainer.max_steps": "11"}')
+    assert tuned[:6] == before[:6] and not set(before[6:]) & set(tuned)
+    first = Path(json.loads(settings["tasks"])[0])
+    copied = shutil.copytree(first.parent, tmp_path / "copy") / first.name
+    copied.write_text(copied.read_text().replace(str(first.parent), str(copied.parent)))
+    here = folders(tasks=json.dumps([str(copied)]), skip="[]")
+    rows = copied.parent / "train.jsonl"
+    rows.write_text(rows.read_text().replace("lovely", "awful"))
+    changed = folders(tasks=json.dumps([str(copied)]), skip="[]")
+    assert here[:6] == changed[:6] and not set(here[6:]) & set(changed), "other rows at the same place are not seen"
+
+
+def test_variants_are_matched_started_and_compared_as_they_say(settings: dict[str, Any]) -> None:
+    variants = {
+        "equal-flops": {"model.family": "encoder-decoder", "match": "flops", "against": ["decoder"]},
+        "warm": {"model.family": "encoder-decoder", "start": "encoder"},
+        "lstm": {"model.family": "recurrent", "model.preset": "original", "model.alignment": "dot"},
+    }
+    study = planned(settings, size="mini", variants=json.dumps(variants), skip="[]", pretrain_options="{}")
+    decoder, equal = study.candidates["decoder"].cost, study.candidates["equal-flops"].cost
+    assert abs(equal.flops / decoder.flops - 1) <= 0.01 < abs(equal.parameters / decoder.parameters - 1)
+    assert study.candidates["warm"].cost.flops == study.candidates["encoder"].cost.flops
+    assert [one.name for one in study.doing("sentiment")] == [*study.config.families, "equal-flops", "lstm"]
+    assert [one.name for one in study.doing("summarization")] == [
+        "decoder", "encoder-decoder", "equal-flops", "warm", "lstm",
+    ]  # fmt: skip
+    warm = next(cell for cell in study.cells() if cell.candidate.name == "warm")
+    assert warm.parent and warm.parent.candidate.name == "encoder" and "pretrain-encoder-1" in warm.given["init_from"]
+
+
+@pytest.mark.parametrize(
+    "mistake, line",
+    [
+        ({"task_options": '{"optim.lrr": "1"}'}, "unknown key 'optim.lrr'"),
+        ({"shard": "3/2"}, "must be like 2/4"),
+        ({"skip": '["sentimant"]'}, "'sentimant' is none of the tasks"),
+        ({"variants": '{"a b": {}}'}, "must be a new name"),
+        ({"variants": '{"warm": {"start": "nobody"}}'}, "names 'nobody', which is no model of this study"),
+        ({"variants": '{"rnn": {"model.family": "recurrent", "match": "flops"}}'}, "cannot be matched"),
+        ({"variants": '{"x": {"model.width": "wide"}}'}, "model.width must be a whole number or null"),
+        ({"variants": '{"x": {"modl.width": 3}}'}, "unknown key 'modl.width'"),
+        ({"variants": '{"x": {"model.family": "encoder", "start": "decoder"}}'}, "cannot start from decoder"),
+    ],
+)
+def test_mistakes_are_one_line_before_anything_starts(
+    mistake: dict[str, Any], line: str, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(command(settings | {"dry_run": "true"})) == 0
-    assert "block parameters" in capsys.readouterr().out and not (tmp_path / "study").exists()
-    assert cli.main(command(settings | {"task_options": '{"optim.lrr": "1"}'})) == 2
-    assert "unknown key 'optim.lrr'" in capsys.readouterr().err
-    assert cli.main(command(settings | {"shard": "3/2"})) == 2
+    assert cli.main(command(settings | mistake)) == 2
+    told = capsys.readouterr().err.strip()
+    assert line in told and "\n" not in told and not Path(settings["run_dir"]).exists()
 
 
-def test_shards_cover_every_job_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for shard in ("1/2", "2/2"):
-        study = plan_study(build(StudyConfig, [], settings | {"shard": shard}))
-        tried: list[list[str]] = []
-        monkeypatch.setattr(study_module, "run_command", lambda words, tried=tried: tried.append(words) or 1)
-        study_module.run_study(study)
-        assert len(tried) == 3
+def test_too_little_disk_is_one_line(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needed = study_module.disk_bytes([*planned(settings).pretraining(), *planned(settings).cells()])
+    kind = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: kind(1, 1, needed - 1))
+    assert cli.main(command(settings)) == 2
+    assert "of the disk are free" in capsys.readouterr().err and not Path(settings["run_dir"]).exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: kind(1, 1, needed))
+    planned(settings)
 
 
-def test_a_study_of_this_project_can_be_planned() -> None:
-    project = Path(__file__).parent.parent.parent
-    config = build(StudyConfig, [project / "configs" / "study" / "encoder-vs-decoder.yaml"], {})
-    assert config.seeds == 3 and config.match == "parameters"
+def test_a_dry_run_times_every_shape_and_leaves_nothing(
+    settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command(settings | {"dry_run": "true", "skip": '["retrieval"]'})) == 0
+    told = capsys.readouterr()
+    assert "block parameters" in told.out and "What it takes here" in told.out and "in all" in told.err
+    lines = [line.split() for line in told.out.splitlines() if line.startswith(("pretraining", "sentiment", "summar"))]
+    assert len(lines) == 3 + 3 + 2
+    for job, _, runs, waiting, steps, tokens, *_ in lines:
+        assert (runs, waiting) == ("2", "2") and steps == ("4" if job == "pretraining" else "10")
+        assert job != "pretraining" or tokens == f"{4 * 8 * 32:,}"
+    assert not Path(settings["run_dir"]).exists()
+
+
+@pytest.mark.parametrize("name", ["encoder-vs-decoder", "attention-worksheet"])
+def test_the_studies_of_this_project_can_be_planned(name: str, tmp_path: Path) -> None:
+    file = PROJECT / "configs" / "study" / f"{name}.yaml"
+    study = plan_study(build(StudyConfig, [file], {"run_dir": str(tmp_path)}))
+    assert study.config.seeds == 3 and len([*study.cells()]) > 10
+
+
+# --- Running it --------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_job_does_not_stop_the_others(
+    settings: dict[str, Any], tried: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command(settings)) == 2
+    told = capsys.readouterr()
+    assert [words[0] for words in tried] == ["pretrain"] * 6
+    assert told.out.count("failed: ") == 12 and "12 jobs are not done" in told.err
+    page = (Path(settings["run_dir"]) / "report.html").read_text()
+    assert "pretrain-encoder-1: ended with exit code 1" in page and "No job is finished yet" in page
+
+
+def test_parts_cover_every_job_once_and_do_not_wait_for_each_other(
+    settings: dict[str, Any], tried: list[list[str]]
+) -> None:
+    """Each machine has what it needs in its own folder; together they are the whole study."""
+    done: list[set[str]] = []
+    for part in ("1/2", "2/2"):
+        study = planned(settings, shard=part, run_dir=f"{settings['run_dir']}-{part[0]}")
+        own = {cell.name: cell for cell in (*study.pretraining(), *study.cells()) if study.is_mine(cell)}
+        for cell in own.values():
+            assert not cell.parent or cell.parent.name in own
+            pretend(cell)
+        assert study_module.run_study(study) == [] and not tried
+        done.append({cell.folder.name for cell in own.values()})
+        merged = Path(settings["run_dir"])
+        shutil.copytree(study.folder, merged, dirs_exist_ok=True)
+    whole = planned(settings)
+    assert not done[0] & done[1] and all(abs(len(part) - 6) <= 1 for part in done)
+    assert all(cell.run.finished for cell in (*whole.pretraining(), *whole.cells()))
+
+
+def test_rates_are_chosen_on_validation_with_the_same_budget(settings: dict[str, Any], tried: list[list[str]]) -> None:
+    study = planned(settings, learning_rates="[0.001, 0.01, 0.1]", seeds="2")
+    for cell in study.pretraining():
+        pretend(cell)
+    grid = [*study.grid()]
+    assert len(grid) == 9 and {cell.seed for cell in grid} == {1}
+    best = {"encoder": 0.01, "decoder": 0.1, "encoder-decoder": 0.001}
+    for cell in grid[:-1]:
+        pretend(cell, 0.9 if cell.rate == best[cell.candidate.name] else 0.5)
+    failed = study_module.run_study(study)
+    assert [line.partition(":")[0] for line in failed] == [
+        "sentiment-encoder-decoder-1-lr0.1", "sentiment-encoder-2-lr0.01", "sentiment-decoder-2-lr0.1",
+        "sentiment-encoder-decoder-1", "sentiment-encoder-decoder-2",
+    ], "the first seed of a rate is done twice, or a rate is chosen before all were tried"  # fmt: skip
+    pretend(grid[-1])
+    assert {cell.candidate.name: cell.rate for cell in study.cells()} == best

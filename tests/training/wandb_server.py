@@ -1,4 +1,4 @@
-"""A W&B server for tests: enough of its API for runs, media, artifacts with lineage, resume and `wandb sync`."""
+"""A W&B server for tests: enough of its API for runs, media, artifacts with lineage, resume, sync and reports."""
 
 import json
 import re
@@ -71,6 +71,7 @@ class Server:
         self.runs: dict[str, Run] = {}
         self.artifacts: list[Artifact] = []
         self.uploads: dict[str, bytes] = {}
+        self.reports: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
         self.refused: set[str] = set()
         self.port = 0
@@ -314,6 +315,29 @@ def viewer(memory: Server, variables: dict[str, Any]) -> dict[str, Any]:
     return {"viewer": {"id": "1", "entity": ENTITY, "username": ENTITY, "flags": "{}", "teams": {"edges": []}}}
 
 
+def find_project(memory: Server, variables: dict[str, Any]) -> dict[str, Any]:
+    return {"project": project_answer(variables["projectName"])}
+
+
+def list_projects(memory: Server, variables: dict[str, Any]) -> dict[str, Any]:
+    node = project_answer("triptych") | {
+        "entityName": ENTITY,
+        "createdAt": "2026-01-01T00:00:00Z",
+        "isBenchmark": False,
+        "user": None,
+    }
+    page = {"edges": [{"node": node, "cursor": "1"}], "pageInfo": {"endCursor": None, "hasNextPage": False}}
+    return {"models": page}
+
+
+def upsert_report(memory: Server, variables: dict[str, Any]) -> dict[str, Any]:
+    identity = variables.get("id") or f"report-{len(memory.reports)}"
+    memory.reports[identity] = variables
+    project = {"id": "project", "name": variables["projectName"], "entityName": variables["entityName"]}
+    view = variables | {"id": identity, "project": project, "updatedAt": None}
+    return {"upsertView": {"view": view, "inserted": True}}
+
+
 OPERATIONS: dict[str, Operation] = {
     "UpsertBucket": upsert_run,
     "RunResumeStatus": resume_status,
@@ -329,4 +353,7 @@ OPERATIONS: dict[str, Operation] = {
     "Run": find_run,
     "Viewer": viewer,
     "GetDefaultEntity": viewer,
+    "ProjectInternalId": find_project,
+    "GetProjects": list_projects,
+    "upsertView": upsert_report,
 }

@@ -1,0 +1,115 @@
+"""A cell of a study: one job, named by all that decides what it learns, and what it found."""
+
+import glob
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.data.tasks import TASKS
+from pipeline.evaluation.plan import Candidate, read_settings
+from pipeline.files import file_hash, fingerprint, read_json
+from pipeline.training.config import FinetuneConfig, PretrainConfig
+from pipeline.training.run import Run, flat
+
+# What does not change what is learnt; a job is named by all the rest.
+UNHASHED = re.compile(r"(run_dir|resume|dry_run|init_from|tracking|data\.(stores|workers|loader_workers))\b.*")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One job of a study."""
+
+    stage: str
+    candidate: Candidate
+    seed: int
+    files: tuple[str, ...]
+    options: dict[str, str]
+    study: Path
+    task: str = ""
+    parent: "Cell | None" = None
+    """The pretraining that it starts from."""
+    rate: float | None = None
+    """The learning rate, where a grid is tried."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        rate = "" if self.rate is None else f"-lr{self.rate:g}"
+        return f"{self.task or self.stage}-{self.candidate.name}-{self.seed}{rate}"
+
+    @cached_property
+    def folder(self) -> Path:
+        """Named by all that decides what is learnt: settings, files and parent; others get another folder."""
+        settings = {key: word for key, word in flat(asdict(self.config)).items() if not UNHASHED.fullmatch(key)}
+        parent = self.parent.folder.name if self.parent else None
+        return self.study / f"{self.name}-{fingerprint([settings, contents(self.config), parent])[:8]}"
+
+    @property
+    def run(self) -> Run:
+        return Run(self.folder)
+
+    @cached_property
+    def config(self) -> PretrainConfig | FinetuneConfig:
+        """The settings, but for the folder and the start, which are named by them."""
+        model = {key for key in self.options if key.startswith("model.")} - {"model.family"}
+        rest = {key: word for key, word in self.options.items() if key not in model}
+        config: Any = read_settings(self.stage, self.files, tuple(rest.items()))
+        config = replace(config, seed=self.seed, **({"model": self.candidate.model} if model else {}))
+        return config if self.rate is None else replace(config, optim=replace(config.optim, lr=self.rate))
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The settings on top of the files."""
+        given = self.options | {"seed": str(self.seed), "run_dir": str(self.folder)}
+        if self.parent:
+            given["init_from"] = str(self.parent.run.bundle)
+        if self.rate is not None:
+            given["optim.lr"] = str(self.rate)
+        labels = {"study": self.study.name, "model_name": self.candidate.name}
+        tracking = {"group": self.study.name, "name": self.name, "labels": json.dumps(labels)}
+        tags = [self.stage, self.candidate.match or "unmatched", *([self.task] if self.task else [])]
+        return given | {f"tracking.{key}": word for key, word in (tracking | {"tags": json.dumps(tags)}).items()}
+
+    @property
+    def command(self) -> list[str]:
+        """What a user would type."""
+        files = [word for file in self.files for word in ("--config", file)]
+        return [self.stage, *files, *(word for key, value in self.given.items() for word in (f"--{key}", value))]
+
+
+def contents(config: PretrainConfig | FinetuneConfig) -> dict[str, str]:
+    """The hashes of the files that a job reads: another text at the same place is another job."""
+    named = {key: value for key, value in asdict(config.data).items() if key != "stores"}
+    words = [word for value in named.values() for word in (value if isinstance(value, list) else [value])]
+    return {word: found for word in words if isinstance(word, str) and (found := content_hash(word))}
+
+
+@cache
+def content_hash(pattern: str) -> str:
+    """Of a file, of all files in a folder, or of those that a glob matches; nothing where there are none."""
+    digest = hashlib.sha256()
+    places = [Path(place) for place in sorted(glob.glob(pattern, recursive=True))]
+    for path in (path for place in places for path in ([place] if place.is_file() else sorted(place.rglob("*")))):
+        if path.is_file():
+            digest.update(f"{path.name} {file_hash(path)}\n".encode())
+    return digest.hexdigest() if places else ""
+
+
+def result_of(cell: Cell) -> dict[str, Any] | None:
+    """What a finished job found: its metrics, and what it answered to every example with how good that is."""
+    if not cell.run.finished:
+        return None
+    meta: dict[str, Any] = read_json(cell.run.bundle / "meta.json")
+    split = "test" if (cell.folder / "test-predictions.jsonl").is_file() else "val"
+    lines = (cell.folder / f"{split}-predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    return meta | {"split": split, "answers": [json.loads(line) for line in lines]}
+
+
+def metric_of(result: dict[str, Any]) -> str:
+    """The metric that a task is judged by."""
+    task: Any = result["task"]["name"]
+    return TASKS[task].metric
