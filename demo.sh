@@ -1,22 +1,32 @@
 #!/bin/sh
-# The main job on real novels, each step as the command that a user would type. `make demo` runs this.
-# Safe to interrupt and to repeat: what is finished is not done again.
+# The main job on real text, each step as the command that a user would type. `make demo` runs this.
+# Safe to interrupt and to repeat: what is finished is not done again. DEMO_TEXTS=shipped needs no network.
 set -eu
 TRIPTYCH=${TRIPTYCH:-triptych}
 run() { printf '\n$ triptych %s\n' "$*"; "$TRIPTYCH" "$@"; }
 
-run corpus inspect novels-gutenberg --validation_books carroll-alice
-run tokenizer train --corpus novels-gutenberg --validation_books carroll-alice --vocab_size 4096 --output demo/tokenizer
-run tokenizer compare demo/tokenizer --text "$("$TRIPTYCH" data get novels-gutenberg)/carroll-alice.txt"
-for family in encoder decoder encoder-decoder; do
-  run pretrain --config configs/pretrain/$family.yaml --config configs/model/tiny.yaml --config configs/pretrain/demo.yaml \
-    --run_dir demo/$family
+corpus=novels-gutenberg held_out=carroll-alice tasks=configs/finetune/demo
+for name in "$corpus" reviews-movies summaries-xsum verses-en-de; do
+  if [ "${DEMO_TEXTS:-}" != shipped ] && ! run data get "$name"; then
+    echo "demo: $name cannot be fetched; the demo goes on with small texts written for this project"
+    DEMO_TEXTS=shipped
+  fi
 done
-for family in encoder decoder encoder-decoder; do
-  run finetune --config configs/finetune/sentiment.yaml --init_from demo/$family/bundle --data.limit 4000 \
-    --optim.lr 1e-3 --trainer.max_epochs 1 --trainer.validation_samples 200 --run_dir demo/sentiment-$family
-done
-run predict demo/sentiment-encoder/bundle "A moving story, told with warmth and wit." "Two hours of my life that I want back."
-run generate demo/decoder/bundle "The captain looked at" --max_new_tokens 40 --temperature 0.8 --seed 1
-run attention demo/encoder/bundle "Alice was beginning to get very <mask> of sitting by her sister." --output demo/attention
-run runs demo
+if [ "${DEMO_TEXTS:-}" = shipped ]; then
+  corpus=configs/demo/texts/novels held_out='4-*' tasks=demo/tasks
+  mkdir -p "$tasks"
+  for pair in sentiment:reviews summarization:summaries translation:sentences; do
+    sed "s|^  train: .*|  train: configs/demo/texts/${pair#*:}.jsonl|" "configs/finetune/demo/${pair%:*}.yaml" > "$tasks/${pair%:*}.yaml"
+  done
+fi
+
+run corpus inspect "$corpus" --validation_books "$held_out"
+run tokenizer train --corpus "$corpus" --validation_books "$held_out" --vocab_size 4096 --output demo/tokenizer
+run compare --config configs/study/demo.yaml \
+  --tasks "[$tasks/sentiment.yaml, $tasks/summarization.yaml, $tasks/translation.yaml]" \
+  --pretrain_options "{data.corpus: '[$corpus]', data.validation_books: '[\"$held_out\"]', ${DEMO_STEPS:+trainer.max_steps: '$DEMO_STEPS'}}" \
+  --task_options "{${DEMO_STEPS:+trainer.max_steps: '$DEMO_STEPS'}}"
+run predict demo/study/sentiment/encoder-1/bundle "A moving story, told with warmth and wit." "Two hours of my life that I want back."
+run generate demo/study/pretrain/decoder-1/bundle "The captain looked at" --max_new_tokens 40 --temperature 0.8 --seed 1
+run attention demo/study/pretrain/encoder-1/bundle "Alice was beginning to get very <mask> of sitting by her sister." --output demo/attention
+run runs demo/study
