@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from pipeline import __version__
 from pipeline.configuration import build, to_yaml
 from pipeline.errors import UserError
-from pipeline.files import described, file_hash, read_json, replacing, write_json, write_text
+from pipeline.files import described, file_hash, read_sealed, replacing, write_sealed, write_text
 from pipeline.model.config import Architecture, ModelConfig, resolve
 from pipeline.model.heads import ClassificationHead
 from pipeline.model.recurrent import Recurrent
@@ -59,22 +59,24 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
         "bundle_format": FORMAT,
         "vocab_size": bundle.model.vocab_size,
         "weights_sha256": file_hash(folder / WEIGHTS),
+        "config_sha256": file_hash(folder / CONFIG),
         "versions": versions(),
         "git_commit": git_commit(),
     }  # fmt: skip
-    write_json(folder / META, meta)
+    write_sealed(folder / META, meta)
 
 
 def load_bundle(folder: Path) -> Bundle:
     """Load a bundle, checked against its own record; nothing in it can run code."""
     if not (folder / META).is_file():
         raise UserError(f"{folder}: no bundle (it has no {META}); name the `bundle` folder of a finished run")
-    meta = read_json(folder / META)
-    if not isinstance(meta, dict) or meta.get("bundle_format") != FORMAT:
+    meta = read_sealed(folder / META, MEND)
+    if meta.get("bundle_format") != FORMAT:
         raise UserError(f"{folder}: not a bundle of format {FORMAT}; this program cannot read it")
     with described(folder / META, MEND):
-        if not (folder / WEIGHTS).is_file() or file_hash(folder / WEIGHTS) != meta["weights_sha256"]:
-            raise UserError(f"{folder / WEIGHTS}: missing or damaged, its checksum differs; {MEND}")
+        for key, path in (("weights_sha256", folder / WEIGHTS), ("config_sha256", folder / CONFIG)):
+            if not path.is_file() or meta.get(key) not in (None, file_hash(path)):
+                raise UserError(f"{path}: missing or damaged, its checksum differs; {MEND}")
         architecture = resolve(build(BundleConfig, [folder / CONFIG], {}).model)
         model = filled(architecture, meta["vocab_size"], len(meta.get("labels") or ()), folder / WEIGHTS)
     return Bundle(model.eval(), Tokenizer.load(folder), meta)

@@ -95,6 +95,21 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not valid JSON ({error}); delete it and make it again") from error
 
 
+def write_sealed(path: Path, value: dict[str, Any]) -> None:
+    """Write a record with a fingerprint of itself, by which damage is noticed."""
+    value = {key: item for key, item in value.items() if key != "fingerprint"}
+    write_json(path, value | {"fingerprint": fingerprint(value)})
+
+
+def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a record without its fingerprint, which must fit."""
+    value = read_json(path)
+    recorded = value.pop("fingerprint", None) if isinstance(value, dict) else ""
+    if recorded not in (None, fingerprint(value)):
+        raise UserError(f"{path}: damaged, its fingerprint differs; {remedy}")
+    return dict(value)
+
+
 @contextmanager
 def described(path: Path, remedy: str) -> Iterator[None]:
     """Turn what goes wrong with the content of a file that we wrote into one line that names it."""

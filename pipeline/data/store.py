@@ -17,7 +17,7 @@ from pipeline.data.parallel import parallel_map
 from pipeline.data.shard import MEND, VERSION, Shard, Stream, id_type, read_shard, write_shard
 from pipeline.data.sources import Source
 from pipeline.errors import UserError
-from pipeline.files import described, fingerprint, locked, read_json, write_json
+from pipeline.files import described, fingerprint, locked, read_sealed, write_sealed
 from pipeline.terminal import note, progress, warn
 from pipeline.tokenizer import Tokenizer
 
@@ -101,7 +101,7 @@ def write_manifest(path: Path, corpus: Corpus, tokenizer: Tokenizer, splits: dic
         "dtype": id_type(tokenizer.vocab_size).name,
         "splits": {split: split_content(shards) for split, shards in splits.items() if shards},
     }
-    write_json(path, manifest | {"fingerprint": fingerprint(manifest)})
+    write_sealed(path, manifest)
 
 
 def split_content(shards: list[Shard]) -> dict[str, Any]:
@@ -126,15 +126,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Read and check a manifest; a store without one is not finished."""
     if not path.exists():
         raise UserError(f"{path.parent}: no finished token store; run `triptych prepare`")
-    manifest = read_json(path)
-    recorded = manifest.pop("fingerprint", None) if isinstance(manifest, dict) else None
-    if recorded != fingerprint(manifest):
-        raise UserError(f"{path}: damaged, its fingerprint differs; {MEND}")
+    manifest = read_sealed(path, MEND)
     if manifest.get("format") != VERSION:
         raise UserError(
             f"{path}: a store of format {manifest.get('format')}, this program reads {VERSION}; prepare it again"
         )
-    return dict(manifest)
+    return manifest
 
 
 def listed_shard(folder: Path, tokenizer: str, record: dict[str, Any]) -> Shard:

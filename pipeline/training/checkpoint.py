@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from pipeline.errors import UserError
-from pipeline.files import file_hash, read_json, replacing, write_json
+from pipeline.files import file_hash, read_sealed, replacing, write_sealed
 from pipeline.terminal import warn
 
 FORMAT = 1
@@ -85,7 +85,7 @@ def save(run: Path, state: dict[str, Any], step: int, score: float | None, regul
     with replacing(path) as temporary, temporary.open("wb") as opened:  # opened here: torch hides why it cannot write
         torch.save(state, opened)
     record = {"format": FORMAT, "step": step, "score": score, "sha256": file_hash(path), "regular": regular}
-    write_json(path.with_suffix(".json"), record)
+    write_sealed(path.with_suffix(".json"), record)
 
 
 def found(run: Path) -> list[Checkpoint]:
@@ -93,7 +93,7 @@ def found(run: Path) -> list[Checkpoint]:
     checkpoints = []
     for record in sorted((run / FOLDER).glob("step-*.json")):
         try:
-            told = read_json(record)
+            told = read_sealed(record, "passed over")
             if told["format"] == FORMAT and record.with_suffix(".pt").is_file():
                 facts = (told["step"], told["score"], told["sha256"], told["regular"])
                 checkpoints.append(Checkpoint(record.with_suffix(".pt"), *facts))

@@ -17,8 +17,8 @@ import yaml
 
 from pipeline.configuration import to_yaml
 from pipeline.errors import UserError
-from pipeline.files import described, fingerprint, read_json, write_json, write_text
-from pipeline.terminal import note
+from pipeline.files import described, fingerprint, read_sealed, write_sealed, write_text
+from pipeline.terminal import note, warn
 from pipeline.training import checkpoint
 
 # Fields that leave what is learnt as it is; all others may not change when a run goes on.
@@ -72,12 +72,11 @@ class Run:
     def material(self) -> dict[str, Any]:
         """What was made for the run: its store, the fingerprints of its text or rows, its number of steps."""
         path = self.path / "prepared.json"
-        with described(path, "delete it; it is made again"):
-            return dict(read_json(path)) if path.is_file() else {}
+        return read_sealed(path, "delete it; it is made again") if path.is_file() else {}
 
     def add_material(self, facts: Mapping[str, Any]) -> None:
         """Record what was made for the run: other processes wait for it, and a resumed run needs no corpus."""
-        write_json(self.path / "prepared.json", {**self.material, **facts})
+        write_sealed(self.path / "prepared.json", {**self.material, **facts})
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a row of metrics."""
@@ -101,8 +100,12 @@ class Run:
 
     def cut_back(self, step: int) -> None:
         """Forget metrics from after a step, which will come again."""
+        path = self.path / "metrics.jsonl"
+        whole = path.read_bytes().count(b"\n") if path.is_file() else 0
+        if whole > len(self.rows()):
+            warn(f"{path}: damaged, {whole - len(self.rows())} rows are left out")
         kept = [json.dumps(row) + "\n" for row in self.rows() if row["step"] <= step]
-        write_text(self.path / "metrics.jsonl", "".join(kept))
+        write_text(path, "".join(kept))
 
 
 @contextmanager
