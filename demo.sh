@@ -5,7 +5,7 @@ set -eu
 TRIPTYCH=${TRIPTYCH:-triptych}
 run() { printf '\n$ triptych %s\n' "$*"; "$TRIPTYCH" "$@"; }
 
-corpus=novels-gutenberg held_out=carroll-alice tasks=configs/finetune/demo
+corpus=novels-gutenberg held_out="[carroll-alice]" tasks=configs/finetune/demo
 for name in "$corpus" reviews-movies summaries-xsum verses-en-de; do
   if [ "${DEMO_TEXTS:-}" != shipped ] && ! run data get "$name"; then
     echo "demo: $name cannot be fetched; the demo goes on with small texts written for this project"
@@ -13,7 +13,7 @@ for name in "$corpus" reviews-movies summaries-xsum verses-en-de; do
   fi
 done
 if [ "${DEMO_TEXTS:-}" = shipped ]; then
-  corpus=configs/demo/texts/novels held_out='4-*' tasks=demo/tasks
+  corpus=configs/demo/texts/novel.txt held_out='[]' tasks=demo/tasks
   mkdir -p "$tasks"
   for pair in sentiment:reviews summarization:summaries translation:sentences; do
     sed "s|^  train: .*|  train: configs/demo/texts/${pair#*:}.jsonl|" "configs/finetune/demo/${pair%:*}.yaml" > "$tasks/${pair%:*}.yaml"
@@ -24,9 +24,9 @@ run corpus inspect "$corpus" --validation_books "$held_out"
 run tokenizer train --corpus "$corpus" --validation_books "$held_out" --vocab_size 4096 --output demo/tokenizer
 run compare --config configs/study/demo.yaml \
   --tasks "[$tasks/sentiment.yaml, $tasks/summarization.yaml, $tasks/translation.yaml]" \
-  --pretrain_options "{data.corpus: '[$corpus]', data.validation_books: '[\"$held_out\"]', ${DEMO_STEPS:+trainer.max_steps: '$DEMO_STEPS'}}" \
+  --pretrain_options "{data.corpus: '[$corpus]', data.validation_books: '$held_out', ${DEMO_STEPS:+trainer.max_steps: '$DEMO_STEPS'}}" \
   --task_options "{${DEMO_STEPS:+trainer.max_steps: '$DEMO_STEPS'}}"
-run predict demo/study/sentiment/encoder-1/bundle "A moving story, told with warmth and wit." "Two hours of my life that I want back."
-run generate demo/study/pretrain/decoder-1/bundle "The captain looked at" --max_new_tokens 40 --temperature 0.8 --seed 1
-run attention demo/study/pretrain/encoder-1/bundle "Alice was beginning to get very <mask> of sitting by her sister." --output demo/attention
+run predict demo/study/sentiment-encoder-1-*/bundle "A moving story, told with warmth and wit." "Two hours of my life that I want back."
+run generate demo/study/pretrain-decoder-1-*/bundle "The captain looked at" --max_new_tokens 40 --temperature 0.8 --seed 1
+run attention demo/study/pretrain-encoder-1-*/bundle "Alice was beginning to get very <mask> of sitting by her sister." --output demo/attention
 run runs demo/study

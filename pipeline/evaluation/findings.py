@@ -26,6 +26,8 @@ class Outcome:
     scores: statistics.Cell
     answers: list[dict[str, Any]]
     """What the first seed answered to every example: source, expected, predicted and score."""
+    baseline: float | None
+    """What doing next to nothing scores on the same examples, on the metric's own scale."""
 
     @property
     def name(self) -> str:
@@ -122,7 +124,8 @@ def gather(cells: list[Cell]) -> Outcome | None:
     whole = len({len(rows) for rows in answers}) == 1
     scores = statistics.Cell(values, [[row["score"] for row in rows] for rows in answers] if whole else ())
     done = [cell for cell, _ in results]
-    return Outcome(cells[0].task, cells[0].candidate, metric, split, done, scores, answers[0])
+    baseline = results[0][1].get("baselines", {}).get(f"{split}/{metric}")
+    return Outcome(cells[0].task, cells[0].candidate, metric, split, done, scores, answers[0], baseline)
 
 
 # --- Tables ------------------------------------------------------------------------------------------------------
@@ -135,8 +138,10 @@ def score_rows(outcomes: list[Outcome]) -> Table:
         deviation, part = one.scores.deviation, "dev" if one.split == "val" else "test"
         spread = "-" if deviation is None else f"{one.scale * deviation:.2f}"
         interval = "-" if one.reach is None else f"{one.mean - one.reach:.2f} to {one.mean + one.reach:.2f}"
-        rows.append((one.task, one.name, one.metric, part, len(one.values), f"{one.mean:.2f}", spread, interval))
-    return ("task", "model", "metric", "part", "seeds", "mean", "deviation", "95 % interval"), rows
+        nothing = "-" if one.baseline is None else f"{one.scale * one.baseline:.2f}"
+        numbers = (len(one.values), f"{one.mean:.2f}", spread, interval, nothing)
+        rows.append((one.task, one.name, one.metric, part, *numbers))
+    return ("task", "model", "metric", "part", "seeds", "mean", "deviation", "95 % interval", "baseline"), rows
 
 
 def difference_rows(pairs: list[Pair]) -> Table:

@@ -34,6 +34,7 @@ def hand_on(job: TaskJob, run: Run, tracker: Tracker, step: int) -> None:
     if torch.cuda.is_available() and job.config.trainer.accelerator in ("auto", "gpu"):
         job.model.cuda()  # Lightning left it on the CPU
     metrics: dict[str, float] = {}
+    baselines: dict[str, float] = {}
     signatures: dict[str, str] = {}
     table = []
     for split, rows in (("val", job.rows.validation), ("test", job.rows.test)):
@@ -43,7 +44,9 @@ def hand_on(job: TaskJob, run: Run, tracker: Tracker, step: int) -> None:
             metrics |= {f"{split}/{key}": value for key, value in score.metrics.items()}
             signatures |= score.signatures
             write_predictions(job, split, rows, predictions, score, run)
-            table.append((split, score, baseline(job, rows)))
+            beside = baseline(job, rows)
+            baselines |= {f"{split}/{key}": value for key, value in (beside.metrics if beside else {}).items()}
+            table.append((split, score, beside))
             show(job, split, rows, predictions, run, tracker, step)
     print_scores(job, table)
     if TASKS[job.config.task.name].generated:
@@ -60,6 +63,7 @@ def hand_on(job: TaskJob, run: Run, tracker: Tracker, step: int) -> None:
         "parent": job.config.init_from,
         "run": run.path.name,
         "metrics": metrics,
+        "baselines": baselines,
         "signatures": signatures,
     }
     history = {key: job.start.meta[key] for key in ("objective", "corpus_fingerprint") if key in job.start.meta}
