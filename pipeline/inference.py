@@ -24,7 +24,7 @@ from pipeline.config import (
 from pipeline.data import catalogue
 from pipeline.data.config import TaskConfig
 from pipeline.data.retrieval import read_documents, read_queries
-from pipeline.data.rows import check_labels, read_rows, row_maker
+from pipeline.data.rows import read_rows, row_maker, with_known_labels
 from pipeline.data.tables import stream
 from pipeline.data.tasks import TASKS, TRANSFORMERS, Documents, Encoder, Row
 from pipeline.errors import UserError
@@ -195,7 +195,7 @@ def evaluate(config: EvaluateConfig) -> None:
     skip = config.on_error == "skip"
     rows = list(read_queries(file, "test", skip).values()) if retrieval else read_rows(file, task, skip)
     if predictor.encoder.labels:
-        check_labels(rows, predictor.encoder.labels, file)
+        rows = with_known_labels(rows, predictor.encoder.labels, file, skip)
     if not rows:
         raise UserError(f"{file}: no rows to measure on")
     score = predictor.score(rows, predictor.predict(rows))

@@ -18,7 +18,7 @@ from pipeline.data.retrieval import read_splits
 from pipeline.data.tables import Columns, converted
 from pipeline.data.tasks import TASKS, Row
 from pipeline.errors import UserError
-from pipeline.terminal import warn
+from pipeline.terminal import note, warn
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,25 @@ def read_task(task: TaskConfig, data: TaskDataConfig, seed: int) -> Rows:
         warn("no validation rows: a tenth of the training rows is held out, by the hash of their text")
         splits["train"], splits["validation"] = divided(splits["train"])
     train = limited(splits["train"], data.limit, seed)
+    labels = label_names(splits["train"]) if train and kind == "classification" else []
+    for split in ("validation", "test") if labels else ():
+        splits[split] = with_known_labels(splits[split], labels, str(files[split]), skip)
     for split, rows in (("train", train), ("validation", splits["validation"])):
         if not rows:
             place = files[split] or f"{data.train} that could be held out; name a file"
             raise UserError(f"data.{split}: no rows in {place}")
-    labels = label_names(splits["train"]) if kind == "classification" else []
-    for split in ("validation", "test"):
-        check_labels(splits[split], labels, str(files[split]))
     return Rows(train, splits["validation"], splits["test"], labels)
 
 
-def check_labels(rows: list[Row], labels: list[str], file: str) -> None:
-    """Refuse a class that training never sees, with the row it stands in."""
-    for number, row in enumerate(rows, 1):
-        if row.label is not None and row.label not in labels:
-            known = ", ".join(labels[:10])
-            raise UserError(f"{file} row {number}: label {row.label!r} is not one of the training rows ({known})")
+def with_known_labels(rows: list[Row], labels: list[str], file: str, skip: bool) -> list[Row]:
+    """Refuse a class that training never sees, with the row it stands in, or leave such rows out."""
+    unknown = {number: row for number, row in enumerate(rows) if row.label is not None and row.label not in labels}
+    for number, row in unknown.items() if not skip else ():
+        known = ", ".join(labels[:10])
+        raise UserError(f"{file} row {number + 1}: label {row.label!r} is not one of the training rows ({known})")
+    if unknown:
+        note(f"{file}: {len(unknown):,} of {len(rows):,} rows skipped: their labels are not among the training rows")
+    return [row for number, row in enumerate(rows) if number not in unknown]
 
 
 def read_rows(file: str, task: TaskConfig, skip: bool) -> list[Row]:

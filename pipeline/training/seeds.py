@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.configuration import to_yaml
 from pipeline.errors import Stopped, UserError
-from pipeline.evaluation.study import run_command
+from pipeline.evaluation.process import run_command
 from pipeline.files import read_json, write_json
 from pipeline.terminal import note, print_table
 from pipeline.training.config import FinetuneConfig
@@ -21,6 +21,7 @@ def finetune_seeds(config: FinetuneConfig) -> list[Path]:
     """Do one run after the other and return the bundles; one that was stopped goes on, a finished one is left alone."""
     single = replace(config, seeds=1)
     base = Path(config.run_dir or default_folder(single, f"finetune-{config.task.name}"))
+    single = replace(single, tracking=replace(config.tracking, group=config.tracking.group or base.name))
     seeds = range(config.seed, config.seed + config.seeds)
     runs = {seed: Run(base.with_name(f"{base.name}-seed{seed}")) for seed in seeds}
     for seed, run in runs.items():

@@ -310,6 +310,17 @@ def test_a_mistake_is_one_line(name: str, tmp_path: Path, capsys: pytest.Capture
     assert message in error and "Traceback" not in error
 
 
+def test_rows_of_an_unknown_class_can_be_skipped(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = [{"text": "x", "label": 7}, *reviews(20, 5)]
+    data = str(write_rows(tmp_path / "rows.jsonl", table))
+    assert cli.main(["evaluate", str(classifier), "--data", data]) == 2
+    assert "rows.jsonl row 1: label '7' is not one" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(classifier), "--data", data, "--on_error", "skip"]) == 0
+    assert "rows.jsonl: 1 of 21 rows skipped: their labels" in capsys.readouterr().err
+
+
 def test_a_pretrained_bundle_says_that_it_does_no_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     novels = write_novels(tmp_path / "novels")
     assert cli.main(arguments(novels, tmp_path / "run", "encoder", trainer__max_steps=1)) == 0
