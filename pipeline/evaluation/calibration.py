@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
 from pipeline.bundle import make_model
@@ -150,4 +150,4 @@ def seconds_of_step(network: Network, config: PretrainConfig | FinetuneConfig, b
         return time.perf_counter() - begun
 
     seconds = [step(batch) for batch in batches]
-    return median(seconds[1:] or seconds)
+    return float(np.median(seconds[1:] or seconds))

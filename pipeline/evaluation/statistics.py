@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtr, stdtrit  # Student's t: the chance below a value, and the value
 
 from pipeline.errors import UserError
 
@@ -61,7 +62,7 @@ class Cell:
         if self.deviation is None:
             return None
         seeds = len(self.metric_S)
-        return student_quantile((1 + LEVEL) / 2, seeds - 1) * self.deviation / math.sqrt(seeds)
+        return float(stdtrit(seeds - 1, (1 + LEVEL) / 2)) * self.deviation / math.sqrt(seeds)
 
 
 @dataclass(frozen=True)
@@ -107,15 +108,15 @@ def compare(one: Cell, other: Cell, *, draws: int = 2000, seed: int = 0) -> Diff
         example_variance = bootstrap_variance(difference_N, draws, seed)
     first, second = one.deviation, other.deviation
     if first is None or second is None:
-        reach = student_quantile((1 + LEVEL) / 2, examples - 1) * math.sqrt(example_variance) if examples else 0
+        reach = float(stdtrit(examples - 1, (1 + LEVEL) / 2)) * math.sqrt(example_variance) if examples else 0
         return Difference(mean, seeds, examples, (mean - reach, mean + reach) if examples else None)
 
     variances = first**2 / seeds[0], second**2 / seeds[1]
     freedom = welch_freedom(variances, seeds)
     error = math.sqrt(sum(variances) + example_variance)
     error = error if error > rounding else 0.0
-    p_value = 2 * student_cdf(-abs(mean) / error, freedom) if error else float(mean == 0)
-    reach = student_quantile((1 + LEVEL) / 2, freedom) * error
+    p_value = float(2 * stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
+    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
     noise = math.sqrt((first**2 + second**2) / 2)
     effect = mean / noise if noise > rounding else None
     interval = mean - reach, mean + reach
@@ -202,54 +203,6 @@ def welch_freedom(variances: tuple[float, float], seeds: tuple[int, int]) -> flo
     parts = [variance / max(sum(variances), 1e-300) for variance in variances]
     spread = sum(part**2 / (count - 1) for part, count in zip(parts, seeds, strict=True))
     return 1 / spread if spread else min(seeds) - 1
-
-
-# --- Student's t -------------------------------------------------------------------------------------------------
-
-
-def student_cdf(value: float, freedom: float) -> float:
-    """The chance that Student's t falls below a value; lower tails keep their relative precision."""
-    square = value * value
-    if math.isinf(square):
-        return float(value > 0)
-    tail = incomplete_beta(freedom / (freedom + square), square / (freedom + square), freedom / 2, 0.5) / 2
-    return 1 - tail if value > 0 else tail
-
-
-def student_quantile(chance: float, freedom: float) -> float:
-    """The value below which Student's t falls with a given chance, strictly between 0 and 1."""
-    if chance > 0.5:
-        return -student_quantile(1 - chance, freedom)
-    # The lower tail is convex, so Newton's steps from 0 approach the root from one side and cannot overshoot.
-    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
-    value = 0.0
-    for _ in range(200):
-        density = math.exp(scale - (freedom + 1) / 2 * math.log1p(value * value / freedom))
-        step = (student_cdf(value, freedom) - chance) / density
-        value -= step
-        if abs(step) <= 1e-13 * abs(value):
-            break
-    return value
-
-
-def incomplete_beta(x: float, rest: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function at x = 1 − rest, by its continued fraction (DLMF 8.17.22)."""
-    if x <= 0 or rest <= 0:
-        return float(rest <= 0)
-    if x > (a + 1) / (a + b + 2):  # beyond, the fraction converges slowly, and that of the other tail fast
-        return 1 - incomplete_beta(rest, x, b, a)
-    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
-    upper, lower, fraction = math.inf, 1.0, 1.0  # Lentz's method, as Thompson and Barnett (1986) modified it
-    for index in range(1, 10_000):
-        half = index // 2
-        factor = -(a + half) * (a + b + half) if index % 2 else half * (b - half)
-        term = factor * x / ((a + index - 1) * (a + index))
-        lower = 1 / (1 + term * lower or 1e-300)
-        upper = 1 + term / upper or 1e-300
-        fraction *= upper * lower
-        if abs(upper * lower - 1) < 1e-15:
-            break
-    return math.exp(front) / a * fraction
 
 
 # --- Words -------------------------------------------------------------------------------------------------------
