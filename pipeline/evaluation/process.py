@@ -1,5 +1,6 @@
 """Jobs in processes of their own, so that nothing of them stays in memory; what stops us stops them in good order."""
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -9,45 +10,46 @@ import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+from pipeline import cli
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-PREPARED = multiprocessing.get_context("forkserver")
 
 
 def run_command(command: Sequence[str], prepared: bool = False) -> int:
-    """Do one job and return its exit code; a prepared process has all imports done, but cannot start others itself."""
-    if not prepared:
-        process = subprocess.Popen([sys.executable, "-m", "pipeline", *command], process_group=0)
-        return attended(process.pid, process.wait)
-    PREPARED.set_forkserver_preload(["pipeline.training.finetuning", "pipeline.training.pretraining"])
-    forked = PREPARED.Process(target=do, args=(list(command),))
-    forked.start()
-    assert forked.pid is not None
+    """Do one job and return its exit code, or that of a stop where a signal came.
 
-    def wait() -> int:
-        forked.join()
-        return forked.exitcode or 0
+    A prepared process is a copy of this one with all imports done, which take longer than many a job. It cannot start
+    others itself, so that it is for jobs of one process only.
+    """
+    if prepared and sys.platform == "linux":
+        for module in ("pretraining", "finetuning"):
+            importlib.import_module(f"pipeline.training.{module}")
+        copy = multiprocessing.get_context("fork").Process(target=do, args=(list(command),))
+        copy.start()
+        return attended(copy.pid or 0, copy.join) or copy.exitcode or 0
+    process = subprocess.Popen([sys.executable, "-m", "pipeline", *command], process_group=0)
+    return attended(process.pid, process.wait) or process.returncode
 
-    return attended(forked.pid, wait)
 
-
-def attended(pid: int, wait: Callable[[], int]) -> int:
+def attended(pid: int, wait: Callable[[], object]) -> int:
     """Wait for a process and pass signals on to it: it saves and leaves, and so do we."""
+    told: list[int] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:
+        told.append(number)
         os.kill(pid, number)
 
     before = {number: signal.signal(number, pass_on) for number in SIGNALS}
     try:
-        return wait()
+        wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return cli.STOPPED if told else 0
 
 
 def do(command: list[str]) -> None:
-    """Be a process that does one job; out of the reach of the keyboard, but not beyond the life of its parent."""
-    from pipeline import cli
-
+    """Be a process that does one job: out of the reach of the keyboard, but not beyond the life of its parent."""
     os.setpgid(0, 0)
     threading.Thread(target=leave_with_parent, daemon=True).start()
     sys.exit(cli.main(command))

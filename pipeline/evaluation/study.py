@@ -3,12 +3,12 @@
 import json
 import shlex
 import shutil
-import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
+from pipeline.cli import STOPPED
 from pipeline.configuration import to_yaml
 from pipeline.data.tasks import TASKS
 from pipeline.errors import Stopped, UserError
@@ -194,9 +194,8 @@ def run_cell(cell: Cell) -> int:
     """Do one job; when it is finished its checkpoints go, since its bundle is all that others need."""
     note(f"$ triptych {shlex.join(cell.command)}")
     code = run_command(cell.command, prepared=cell.config.trainer.processes == 1)
-    if code in (75, -signal.SIGINT, -signal.SIGTERM):
-        raise Stopped
     if cell.run.finished:
         shutil.rmtree(cell.folder / CHECKPOINTS, ignore_errors=True)
-        return 0
-    return code or 1
+    if code == STOPPED:
+        raise Stopped
+    return 0 if cell.run.finished else code or 1

@@ -1,7 +1,13 @@
 """A study in miniature: matched, run, killed, continued, split, and told in words."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +23,7 @@ from pipeline.evaluation.matching import cost_of, matched
 from pipeline.evaluation.study import Study, plan_study
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.training.config import FinetuneConfig, PretrainConfig
+from pipeline.training.run import Run, is_locked
 from tests.evaluation.miniature import command, write_study
 
 PROJECT = Path(__file__).parent.parent.parent
@@ -239,3 +246,34 @@ def test_rates_are_chosen_on_validation_with_the_same_budget(settings: dict[str,
     ], "the first seed of a rate is done twice, or a rate is chosen before all were tried"  # fmt: skip
     pretend(grid[-1])
     assert {cell.candidate.name: cell.rate for cell in study.cells()} == best
+
+
+@pytest.mark.slow
+def test_what_stops_a_study_stops_its_job_in_good_order(settings: dict[str, Any]) -> None:
+    """A signal is passed on once and the job saves; where the study is killed, its job does not go on without it."""
+    long = settings | {"pretrain_options": '{"trainer.max_steps": "100000"}', "families": '["decoder"]'}
+    before: list[int] = []
+    for number, code in ((signal.SIGTERM, 75), (signal.SIGINT, 75), (signal.SIGKILL, -signal.SIGKILL)):
+        process = subprocess.Popen([sys.executable, "-m", "pipeline", *command(long)], start_new_session=True)
+        wait_until(lambda: any(is_locked(run) for run in runs(settings)))
+        before.append(last_steps(settings))
+        wait_until(lambda: last_steps(settings) > before[-1])
+        os.killpg(process.pid, number)  # as the keyboard does it: all processes of the terminal
+        assert process.wait(60) == code
+        wait_until(lambda: not any(is_locked(run) for run in runs(settings)))
+        assert list(Path(settings["run_dir"]).glob("*/checkpoints/step-*.pt"))
+
+
+def runs(settings: dict[str, Any]) -> list[Run]:
+    return [Run(path.parent) for path in Path(settings["run_dir"]).glob("*/metrics.jsonl")]
+
+
+def last_steps(settings: dict[str, Any]) -> int:
+    return max((row["step"] for run in runs(settings) for row in run.rows()), default=0)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
