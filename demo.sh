@@ -5,7 +5,7 @@ set -eu
 TRIPTYCH=${TRIPTYCH:-triptych}
 run() { printf '\n$ triptych %s\n' "$*"; "$TRIPTYCH" "$@"; }
 
-corpus=novels-gutenberg held_out="[carroll-alice]" tasks=configs/finetune/demo
+corpus=novels-gutenberg held_out="[carroll-alice]" tasks=configs/demo/finetune
 for name in "$corpus" reviews-movies summaries-xsum verses-en-de; do
   if [ "${DEMO_TEXTS:-}" != shipped ] && ! run data get "$name"; then
     echo "demo: $name cannot be fetched; the demo goes on with small texts written for this project"
@@ -16,7 +16,7 @@ if [ "${DEMO_TEXTS:-}" = shipped ]; then
   corpus=configs/demo/texts/novel.txt held_out='[]' tasks=demo/tasks
   mkdir -p "$tasks"
   for pair in sentiment:reviews summarization:summaries translation:sentences; do
-    sed "s|^  train: .*|  train: configs/demo/texts/${pair#*:}.jsonl|" "configs/finetune/demo/${pair%:*}.yaml" > "$tasks/${pair%:*}.yaml"
+    sed "s|^  train: .*|  train: configs/demo/texts/${pair#*:}.jsonl|" "configs/demo/finetune/${pair%:*}.yaml" > "$tasks/${pair%:*}.yaml"
   done
 fi
 

@@ -148,6 +148,7 @@ def test_evaluating_agrees_with_scikit_learn(classifier: Path, folder: Path, tmp
     assert told["bundle"] == str(classifier) and told["data"] == str(folder / "dev.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
 def test_short_strings_are_reversed(family: str, tmp_path: Path) -> None:
     more = {"task__longest": 6, "task__examples": 3000, "data__new_tokenizer__kind": "character"}
