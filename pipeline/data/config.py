@@ -178,6 +178,8 @@ class TaskConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"task.label_smoothing: {self.label_smoothing} must be from 0 up to 1")
+        if self.label_smoothing and self.name == "retrieval":
+            raise UserError("task.label_smoothing: retrieval has no classes to spread over; leave it out")
         if not 0 < self.temperature < math.inf:
             raise UserError(f"task.temperature: {self.temperature} must be above 0")
         if self.function is not None and (self.name in ("retrieval", "reversal", "case") or ":" not in self.function):

@@ -117,7 +117,8 @@ class Retriever(Network):
         queries_BC, documents_BC = (embeddings(self.model, part, self.pooling) for part in (batch, batch.documents))
         own_B = torch.arange(len(queries_BC), device=queries_BC.device)
         others_BB = batch.relevant_BB & (own_B != own_B[:, None])
-        scores_BB = (queries_BC @ documents_BC.T / self.temperature).masked_fill(others_BB, -math.inf)
+        with torch.autocast(queries_BC.device.type, enabled=False):  # 16 bits are too few after the temperature
+            scores_BB = (queries_BC @ documents_BC.T / self.temperature).masked_fill(others_BB, -math.inf)
         losses_B, wanted_B = F.cross_entropy(scores_BB, own_B, reduction="none"), batch.labels_B != IGNORED
         return losses_B[wanted_B] if each else (losses_B * wanted_B).sum()
 

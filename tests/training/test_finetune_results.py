@@ -16,6 +16,7 @@ from tests.training.jobs import finish, last_step, signal_when, start
 from tests.training.test_finetune import reviews, words, write_rows
 
 PNG = b"\x89PNG"
+PROJECT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -70,6 +71,23 @@ def test_strings_leave_an_alignment_map_and_accuracy_by_length(
     title, header, *table = capsys.readouterr().out.split(f"{task}, ")[-1].splitlines()
     assert title == "by length" and header.split() == ["length", "val", "exact_match", "test", "exact_match"]
     assert 4 <= sum(line.strip()[:1].isdigit() for line in table) <= 6
+
+
+@pytest.mark.slow
+def test_without_attention_long_strings_are_lost(tmp_path: Path) -> None:
+    """The finding of the worksheet: one state holds short strings; who looks back solves all."""
+    found = {}
+    for alignment in ("dot", "none"):
+        run = tmp_path / alignment
+        config = str(PROJECT / "configs" / "finetune" / "reversal-recurrent.yaml")
+        settings = ["--model.alignment", alignment, "--tracking.mode", "disabled", "--trainer.accelerator", "cpu"]
+        assert cli.main(["finetune", "--config", config, *settings, "--run_dir", str(run)]) == 0
+        found[alignment] = load_metrics(run)
+    attentive, bottleneck = (
+        [one[f"test/exact_match_length_{length}"] for length in (14, 15, 16)] for one in found.values()
+    )
+    assert min(attentive) > 0.9 and max(bottleneck) < 0.5
+    assert found["none"]["test/exact_match_length_05"] > 0.8
 
 
 def test_measuring_takes_as_many_rows_as_the_settings_say(

@@ -229,6 +229,7 @@ def test_a_bad_set_is_one_line_with_file_and_row_or_is_skipped(
         (["evaluate", "BUNDLE", "--data", "nowhere"], "no such file; retrieval reads a folder with"),
         (["finetune", "--task.name", "retrieval", "--task.temperature", "0"], "task.temperature: 0.0 must be above 0"),
         (["finetune", "--task.name", "retrieval", "--data.batch_tokens", "64"], "retrieval takes its negatives"),
+        (["finetune", "--task.name", "retrieval", "--task.label_smoothing", "0.1"], "retrieval has no classes"),
         (["finetune", "--task.name", "retrieval", "--freeze"], "only classification has a head"),
         (["finetune", "--task.name", "retrieval"], "data.train: task retrieval needs rows"),
     ],
