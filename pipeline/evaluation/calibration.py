@@ -52,26 +52,25 @@ def print_estimate(study: Study) -> None:
     vocab_size = vocabulary_size(read_base(study.config, {}))
     rows: list[tuple[object, ...]] = []
     total = 0.0
-    for (job, name), cells in groups.items():
-        note(f"timing {job} of {name}")
-        found = estimate(cells[0], vocab_size)
-        waiting = [cell for cell in cells if not cell.run.finished and study.is_mine(cell)]
-        total += len(waiting) * found.seconds
-        size = f"{disk_bytes(waiting) / 1e6:,.0f} MB"
-        numbers = (found.steps, found.tokens, f"{found.flops:.2g}", in_time(found.seconds), size)
-        rows.append((job, name, len(cells), len(waiting), *numbers))
+    with TemporaryDirectory() as folder:
+        for (job, name), cells in groups.items():
+            note(f"timing {job} of {name}")
+            found = estimate(cells[0], vocab_size, Run(Path(folder) / job))
+            waiting = [cell for cell in cells if not cell.run.finished and study.is_mine(cell)]
+            total += len(waiting) * found.seconds
+            numbers = (found.steps, found.tokens, f"{found.flops:.2g}", in_time(found.seconds))
+            rows.append((job, name, len(cells), len(waiting), *numbers, f"{disk_bytes(waiting) / 1e6:,.0f} MB"))
     header = ("job", "model", "runs", "to do", "steps", "raw tokens", "FLOPs", "time of one", "disk")
     print_table("What it takes here", header, rows)
     note(f"about {in_time(total)} in all, if nothing else runs on this machine")
 
 
-def estimate(cell: Cell, vocab_size: int) -> Estimate:
-    """Time a job."""
+def estimate(cell: Cell, vocab_size: int, run: Run) -> Estimate:
+    """Time a job; all models of a task share a run, and so its tokenizer."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if isinstance(cell.config, PretrainConfig):
         return of_pretraining(cell.config, vocab_size, device)
-    with TemporaryDirectory() as folder:
-        return of_task(from_scratch(cell, cell.config, vocab_size), Run(Path(folder)), device)
+    return of_task(from_scratch(cell, cell.config, vocab_size), run, device)
 
 
 def of_pretraining(config: PretrainConfig, vocab_size: int, device: torch.device) -> Estimate:

@@ -17,19 +17,21 @@ from pipeline.evaluation.study import Study
 AXES = {"tokens": "raw tokens", "flops": "FLOPs", "seconds": "seconds"}
 # Those of Okabe and Ito (2008) that show on white and on black; the colour-blind can tell them apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c8c8c")
-DASHES, HATCHES = ("-", "--", ":"), ("", "////", "....")
+DASHES = {"-": (1, 0), "--": (4, 1.5), ":": (1, 1)}
+HATCHES = ("", "////", "....")
+LEAST_WIDTH = 8.0  # inches; narrower ones would be blown up
 INK = "#000000"  # becomes the page's own colour of text
 
 
 class Chart:
     """A figure of one or more panels beside each other."""
 
-    def __init__(self, name: str, panels: int, width: float, height: float = 3.2) -> None:
+    def __init__(self, name: str, panels: int, width: float, height: float = 3.0) -> None:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
 
         self.name, self.words = name, list[str]()
-        self.figure = Figure(figsize=(width, height), layout="constrained")
+        self.figure = Figure(figsize=(max(width, LEAST_WIDTH), height), layout="constrained")
         FigureCanvasSVG(self.figure)
         self.panels: list[Any] = [self.figure.add_subplot(1, panels, number + 1) for number in range(panels)]
         for axes in self.panels:
@@ -41,13 +43,18 @@ class Chart:
         artist.set_gid(f"mark-{len(self.words)}")
         self.words.append(words)
 
-    def legend(self, study: Study, names: Iterable[str]) -> None:
+    def legend(self, study: Study, names: Iterable[str], lines: bool = False) -> None:
         """Say below the panels which colour is which model."""
+        from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
         shown = {name: style(study, name) for name in study.candidates if name in set(names)}
-        marks = [Patch(facecolor=colour, hatch=hatch, edgecolor="white") for colour, _, hatch in shown.values()]
-        columns = math.ceil(len(shown) / math.ceil(len(shown) / 4))
+        marks: list[Any] = [Patch(facecolor=colour, hatch=hatch, edgecolor="w") for colour, _, hatch in shown.values()]
+        if lines:
+            marks = [Line2D([], [], color=colour, dashes=DASHES[dash]) for colour, dash, _ in shown.values()]
+        room = int(self.figure.get_figwidth() / (0.6 + 0.08 * max(map(len, shown), default=1)))  # inches of an entry
+        columns = math.ceil(len(shown) / math.ceil(len(shown) / max(1, min(room, 5))))
+        self.figure.set_figheight(self.figure.get_figheight() + 0.2 * len(shown) / columns)
         place: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "frameon": False, "fontsize": 9}
         self.figure.legend(marks, list(shown), **place)
 
@@ -73,7 +80,7 @@ class Chart:
 def style(study: Study, name: str) -> tuple[str, str, str]:
     """The colour, dash and hatch of a model, the same in every chart."""
     turn, place = divmod(list(study.candidates).index(name), len(COLOURS))
-    return COLOURS[place], DASHES[turn % 3], HATCHES[turn % 3]
+    return COLOURS[place], list(DASHES)[turn % 3], HATCHES[turn % 3]
 
 
 # --- What is drawn -----------------------------------------------------------------------------------------------
@@ -118,7 +125,7 @@ def learning_curves(findings: Findings, axis: str) -> str:
         axes.set_title(title, fontsize=10)
         mark_amounts(axes, AXES[axis])
         axes.set_ylabel(f"{metric} (points)" if scale == 100 else metric, fontsize=9)
-    chart.legend(study, {cell.candidate.name for _, _, _, cells in panels for cell in cells})
+    chart.legend(study, {cell.candidate.name for _, _, _, cells in panels for cell in cells}, lines=True)
     return chart.svg(f"Learning curves over {AXES[axis]}")
 
 
@@ -155,7 +162,7 @@ def length_curves(findings: Findings) -> str:
         axes.set_xlabel("letters", fontsize=9)
         axes.set_ylabel("exact match (points)", fontsize=9)
         axes.set_ylim(-3, 103)
-    chart.legend(findings.study, {name for curves in told.values() for name in curves})
+    chart.legend(findings.study, {name for curves in told.values() for name in curves}, lines=True)
     return chart.svg("Exact match by the length of the string")
 
 

@@ -82,7 +82,8 @@ def verdicts(findings: Findings) -> str:
     unmatched = [name for name, one in findings.study.candidates.items() if one.match is None]
     notes = [
         f"Shown beside them, outside the verdicts: {', '.join(beside)}." if beside else "",
-        f"Not matched in size: {', '.join(unmatched)}." if unmatched else "",
+        f"Not matched in size: {', '.join(unmatched)}." if 0 < len(unmatched) < len(findings.study.candidates) else "",
+        "" if len(unmatched) < len(findings.study.candidates) else "The sizes of these models are not matched.",
         "Where there are no test rows, scores are of the dev rows, which also chose the checkpoints."
         if any(outcome.split == "val" for outcome in findings.outcomes)
         else "",
