@@ -113,7 +113,7 @@ def test_measuring_takes_as_many_rows_as_the_settings_say(
 @pytest.mark.slow
 def test_several_seeds_that_were_stopped_go_on(folder: Path, tmp_path: Path) -> None:
     run, output = tmp_path / "run", tmp_path / "out.txt"
-    command = [*words(folder, run, trainer__max_epochs=40, trainer__save_every=4), "--seeds", "2"]
+    command = [*words(folder, run, trainer__max_epochs=15, trainer__save_every=20), "--seeds", "2"]
     second = tmp_path / "run-seed2"
     assert signal_when(start(command, output), lambda: last_step(second) >= 4, signal.SIGTERM) == 75
     weights = tmp_path / "run-seed1" / "bundle" / "model.safetensors"

@@ -123,7 +123,9 @@ def test_documents_are_predicted_and_searched_for(folder: Path, bundles: dict[st
     assert sorted(name for name, _ in among) == ["0", "1"]
 
 
-def test_any_transformer_embeds_texts_alike_in_any_batch(bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_any_transformer_embeds_texts_alike_in_any_batch_and_can_be_tuned(
+    folder: Path, bundles: dict[str, Path], tmp_path: Path
+) -> None:
     novels = write_novels(tmp_path / "novels")
     assert cli.main(arguments(novels, tmp_path / "run", "decoder", trainer__max_steps=1)) == 0
     texts = ["a storm", "the garden of the king and the long road under the trees", "gold"]
@@ -135,6 +137,9 @@ def test_any_transformer_embeds_texts_alike_in_any_batch(bundles: dict[str, Path
         assert matrix.shape == (3, 32) and np.linalg.norm(matrix, axis=1) == pytest.approx(np.ones(3), abs=1e-6)
         alone = np.concatenate([pipeline.load(str(bundle)).embed([one]) for one in texts])
         assert np.abs(alone - matrix).max() < 2e-6
+    start = {"init_from": tmp_path / "run" / "bundle", "trainer__max_steps": 1, "trainer__validate_every": 9}
+    assert cli.main(search_words(folder, tmp_path / "tuned", **start)) == 0
+    assert load_bundle(tmp_path / "tuned" / "bundle").meta["metrics"]["val/recall@100"] == 1
 
 
 def test_a_relevant_document_is_never_a_negative(folder: Path, bundles: dict[str, Path]) -> None:
@@ -182,6 +187,19 @@ def test_splits_are_those_of_the_files_or_of_the_hash(folder: Path, tmp_path: Pa
     assert read(train=str(folder), validation=str(other / "qrels" / "test.tsv"))[1] == {
         queries[f"q{n}"] for n in range(60, 90)
     }
+
+
+def test_sets_of_the_catalogue_have_a_folder_for_each_split(
+    bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed, split in enumerate(("train", "dev")):
+        write_set(tmp_path / split, seed)
+    monkeypatch.setattr("pipeline.data.catalogue.get", lambda name: tmp_path)
+    rows = read_task(TaskConfig(name="retrieval"), TaskDataConfig(train="retrieval-narrativeqa"), 1)
+    assert (len(rows.train), len(rows.validation), len(rows.test)) == (270, 90, 0)
+    assert rows.train[0].documents is not rows.validation[0].documents
+    assert cli.main(["evaluate", str(bundles["encoder"]), "--data", "retrieval-narrativeqa"]) == 0
+    assert "ndcg@10" in capsys.readouterr().out
 
 
 WRONG: dict[str, tuple[str, str, str]] = {
