@@ -29,13 +29,15 @@ def finetune_seeds(config: FinetuneConfig) -> list[Path]:
             file = Path(folder) / "config.yaml"
             file.write_text(to_yaml(replace(single, seed=seed, run_dir=str(run.path))), encoding="utf-8")
             code = run_command(["finetune", "--config", str(file)])
-        if code in STOPPED:
+        unfinished = rank() == 0 and not run.finished
+        if code in STOPPED or (code == 0 and unfinished):  # 0: the cluster starts this command again
             note("stopped and saved; the same command goes on")
-            raise Stopped
-        if code != 0 or (rank() == 0 and not run.finished):
+            raise Stopped(requeued=code == 0)
+        if code != 0:
             raise UserError(f"{run.path}: ended with exit code {code}; mend what it says above, then run this again")
-    if rank() == 0:
-        report(base, runs)
+    if rank() != 0:
+        return []
+    report(base, runs)
     return [run.bundle for run in runs.values()]
 
 

@@ -129,8 +129,13 @@ def test_several_seeds_are_runs_of_their_own(
 ) -> None:
     from pipeline.training import seeds
 
-    codes = iter([0, 75, 0, 0, 2])  # seeds 3 and 4, of which the second is stopped; both again; one that fails
-    monkeypatch.setattr(seeds, "run_command", lambda command: next(codes) or cli.main(command))
+    outcomes = iter([None, 75, None, None, 2])  # seeds 3 and 4, of which the second is stopped; both again; a failure
+
+    def run_command(words: list[str]) -> int:
+        code = next(outcomes)
+        return cli.main(words) if code is None else code
+
+    monkeypatch.setattr(seeds, "run_command", run_command)
     command = [*words(folder, tmp_path / "run", trainer__max_steps=12), "--seeds", "2", "--seed", "3"]
     assert cli.main(command) == 75
     assert cli.main(command) == 0
