@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo test test-all lint docs bench clean
+.PHONY: help demo test test-all chaos lint docs lock bench clean
 
 help:
 	@echo "make demo      the main job on real novels, a few minutes"
 	@echo "make test      the tests; make test-all adds the slow ones; make lint checks style and types"
+	@echo "make chaos     faults, bad input, untrusted files and load, on purpose; hours; writes benchmarks/ROBUSTNESS.md"
 	@echo "make docs      docs/configuration.md, made from the dataclasses"
 	@echo "make bench     side by side with peers; writes benchmarks/results/"
 
@@ -20,6 +21,9 @@ test: .venv/installed-test
 test-all: .venv/installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+chaos: .venv/installed-test
+	$(BIN)/python -m chaos
+
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -27,6 +31,10 @@ lint: .venv/installed-test
 
 docs: .venv/installed-core
 	$(BIN)/python -m docs.reference
+
+LOCK := --extra huggingface --extra test --generate-hashes --strip-extras --allow-unsafe --no-annotate --no-header
+lock: .venv/installed-lock
+	$(BIN)/pip-compile --quiet $(LOCK) --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/store.py

@@ -31,17 +31,15 @@ def build(config_class: type[Config], files: Iterable[Path], options: Mapping[st
     known = fields_of(config_class)
     read = [(path, keys_in(path, known)) for path in map(found, files)]
     places = {key: place for _, keys in read for key, place in keys.items()}
-    for key, value in options.items():
+    for key in options:
         places[key] = f"--{key}"
         check_key(key, known, places[key])
-        if re.search(r"[\ud800-\udfff]", value):  # YAML could not hold it, and a run could not be resumed
-            raise UserError(f"{places[key]}: {value!r:.80} is not UTF-8; rename what it names")
     given = [path for path, keys in read if keys]  # jsonargparse refuses a file that sets nothing
     arguments = [*(f"--config={path}" for path in given), *(f"--{key}={value}" for key, value in options.items())]
     parser = make_parser(config_class, "")
     try:
         parsed = parser.parse_args(arguments)
-        check_nulls(parsed.items(), known, places)
+        check_values(parsed.items(), known, places)
         values = parser.instantiate(parsed)
     except (ValueError, TypeError, ArgumentError) as error:
         raise UserError(explain(str(error), known, places)) from error
@@ -138,11 +136,15 @@ def check_key(key: str, known: Fields, place: Place) -> None:
         raise UserError(f"{place}: unknown key {key!r}{suggestion(key, list(known))}")
 
 
-def check_nulls(values: Iterable[tuple[str, Any]], known: Fields, places: Mapping[str, Place]) -> None:
-    """Refuse null where a field has to have a value; jsonargparse takes it for any type."""
+def check_values(values: Iterable[tuple[str, Any]], known: Fields, places: Mapping[str, Place]) -> None:
+    """Refuse null where a field has to have a value, which jsonargparse takes for any type, and text that is none."""
     for key, value in values:
+        place = places.get(key, "config")
         if value is None and key in known and type(None) not in members(known[key]):
-            raise UserError(f"{places.get(key, 'config')}: {key} must be {in_words(known[key])}, not null")
+            raise UserError(f"{place}: {key} must be {in_words(known[key])}, not null")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and re.search(r"[\x00\ud800-\udfff]", text):  # no name of a file, and no YAML
+                raise UserError(f"{place}: {text!r:.80} is not UTF-8 text; rename what it names")
 
 
 def suggestion(word: str, candidates: list[str]) -> str:
@@ -199,7 +201,7 @@ def keys_in(path: Path, known: Fields) -> dict[str, Place]:
         raise UserError(f"{path}: no such config file") from error
     except IsADirectoryError as error:
         raise UserError(f"{path}: is a folder, not a config file") from error
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         raise UserError(f"{path}: a config file must be UTF-8 text") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

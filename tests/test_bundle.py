@@ -10,6 +10,7 @@ from pipeline import cli
 from pipeline.bundle import Bundle, load_bundle, make_model, save_bundle
 from pipeline.data.config import TokenizerConfig
 from pipeline.errors import UserError
+from pipeline.files import read_json, write_sealed
 from pipeline.model.config import Family, ModelConfig, resolve
 from pipeline.tokenizer import Tokenizer, train
 from tests.novels import novel
@@ -82,6 +83,17 @@ def test_damage_is_one_line_with_exit_code_2(
     assert cli.main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+
+
+def test_a_config_that_asks_for_more_than_the_weights_costs_no_memory(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Also where the checksums agree, as one who means harm would see to."""
+    save_bundle(make(tokenizer), tmp_path)
+    config = (tmp_path / "config.yaml").read_text()
+    for wrong in ("feed_forward: 16000000", "feed_forward: 64"):
+        (tmp_path / "config.yaml").write_text(config.replace("feed_forward: 512", wrong))
+        write_sealed(tmp_path / "meta.json", read_json(tmp_path / "meta.json") | {"config_sha256": None})
+        with pytest.raises(UserError, match="not the weights of the model that config.yaml describes"):
+            load_bundle(tmp_path)
 
 
 def test_a_tokenizer_of_another_model_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -67,6 +67,11 @@ def test_later_files_win_and_options_win_over_files(tmp_path: Path) -> None:
         ("- a\n- b\n", "config.yaml: a config file holds keys and values"),
         ("name: [x\nlimit: 1\n", r"config.yaml:2: not valid YAML"),
         ("name: !!python/object/apply:os.system ['true']\n", "config.yaml"),
+        ("name: x\ninner:\n  width: null\n", "config.yaml:3: inner.width must be a whole number, not null"),
+        ("name: x\nkind: null\n", "config.yaml:2: kind must be one of fast, slow, not null"),
+        ('name: "a\\0b"\n', "config.yaml:1: .* is not UTF-8 text"),
+        ("name: &a x\nwords: [*a]\n", "aliases such as .* are not allowed"),
+        ("name: x\nextra: {a: " + "[" * 5000 + "]" * 5000 + "}\n", "nested too deeply"),
     ],
 )
 def test_mistakes_name_the_key_the_place_and_the_nearest(text: str, message: str, tmp_path: Path) -> None:

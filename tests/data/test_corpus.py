@@ -263,6 +263,7 @@ FILES = {
     "quote.tsv": b'text\tlabel\n"Tis but a scratch\t1\nmore\t0\n',
     "latin.csv": "text\ncafé\n".encode("latin-1"),
     "x.parquet": b"PAR0",
+    "bomb.txt.gz": gzip.compress(bytes(2**27), 1),
     "unread/x.pdf": b"",
     "book.txt": novel(1).encode(),
 }
@@ -287,6 +288,7 @@ FILES = {
         ("quote.tsv", {}, "quote.tsv: not a valid table"),
         ("locked.zip", {}, "locked.zip/a.txt: damaged archive"),
         ("x.parquet", {}, "not a Parquet file"),
+        ("bomb.txt.gz", {}, "bomb.txt.gz: unpacks to more than 200 times its size"),
         ("unread", {}, "no text in this folder"),
         ("book.txt", {"validation_books": ["nobody"]}, "no document matches 'nobody'"),
         ("book.txt", {"validation_books": ["book"]}, "take every document"),

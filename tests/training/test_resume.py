@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline import cli
+from pipeline.files import MACHINE
 from tests.training.jobs import FAMILIES, arguments, finish, last_step, rows, signal_when, start, write_novels
 
 
@@ -95,6 +96,15 @@ def test_resuming_with_other_settings(novels: Path, tmp_path: Path, capsys: pyte
     assert "--resume" in capsys.readouterr().err
     assert finish(["pretrain", "--resume", str(run), "--trainer.log_every", "6"], output) == 0
     assert "trainer.log_every 3 → 6" in output.read_text()
+
+
+def test_a_start_that_was_killed_before_it_had_a_config_goes_on(novels: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".lock").touch()
+    (run / f".config.yaml.{MACHINE}-999999999.tmp").touch()
+    assert finish(arguments(novels, run, trainer__max_steps=2), tmp_path / "out.txt") == 0
+    assert not list(run.rglob("*.tmp"))
 
 
 def test_a_finished_run_is_left_alone(novels: Path, tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""Numbers stay right where there is hardly anything to compute with, and come again when a run is repeated."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import cli
+from pipeline.bundle import load_bundle, make_model
+from pipeline.model.config import ModelConfig, resolve
+from tests.training.jobs import arguments, rows, write_novels
+from tests.training.test_module import broken
+
+FEW: dict[str, Any] = {"trainer__max_steps": 6, "trainer__validate_every": 3, "trainer__log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def novels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return write_novels(tmp_path_factory.mktemp("corpus") / "novels")
+
+
+def trained(novels: Path, run: Path, **more: Any) -> Path:
+    assert cli.main(arguments(novels, run, **FEW | {"data__stores": novels.parent / "stores"} | more)) == 0
+    losses = [row[key] for row in rows(run) for key in ("train/loss", "val/loss") if key in row]
+    assert losses and all(map(math.isfinite, losses))
+    return run
+
+
+def weights(run: Path) -> bytes:
+    return (run / "bundle" / "model.safetensors").read_bytes()
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(novels: Path, tmp_path: Path) -> None:
+    """Dropout is on."""
+    once, twice = trained(novels, tmp_path / "once"), trained(novels, tmp_path / "twice")
+    assert weights(once) == weights(twice) and rows(once) == rows(twice)
+    assert weights(trained(novels, tmp_path / "other", seed=2)) != weights(once)
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient"])
+def test_an_overflow_in_mixed_precision_costs_its_step_only(kind: str, novels: Path, tmp_path: Path) -> None:
+    with broken(kind, range(2, 3)):
+        run = trained(novels, tmp_path / "run", trainer__precision="bf16-mixed")
+    assert [row["train/skipped_steps"] for row in rows(run) if "train/skipped_steps" in row][-1] == 1
+    assert all(bool(tensor.isfinite().all()) for tensor in load_bundle(run / "bundle").model.state_dict().values())
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
+def test_an_epoch_of_one_example_and_a_vocabulary_that_nothing_divides(family: str, tmp_path: Path) -> None:
+    """One window a step, one step an epoch; 397 tokens, a prime."""
+    novels = write_novels(tmp_path / "novels", count=1, paragraphs=1)
+    short: dict[str, Any] = {
+        "data__sequence_length": 4000,
+        "data__batch_size": 1,
+        "data__new_tokenizer__vocab_size": 397,
+    }
+    run = trained(novels, tmp_path / "run", family=family, **short)
+    assert load_bundle(run / "bundle").tokenizer.vocab_size == 397
+    assert json.loads((run / "prepared.json").read_text())["steps"] == 6
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder", "recurrent"])
+def test_a_batch_of_nothing_but_padding_gives_numbers_and_gradients(family: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = make_model(resolve(ModelConfig(family=family, size="tiny", zero_output=False)), 101)
+    ids_BT, nothing_BT = torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 5, dtype=torch.bool)
+    memory = model.encode(ids_BT, nothing_BT) if family != "decoder" else None
+    states = memory.states_BSC if memory and family == "encoder" else model.decode(ids_BT, nothing_BT, memory)
+    model.logits(states).sum().backward()
+    assert bool(states.isfinite().all())
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert gradients and all(bool(gradient.isfinite().all()) for gradient in gradients)
