@@ -9,6 +9,7 @@ help:
 	@echo "make demo      the main job on real novels, a few minutes"
 	@echo "make test      the tests; make test-all adds the slow ones; make lint checks style and types"
 	@echo "make chaos     faults, bad input, untrusted files and load, on purpose; hours; writes benchmarks/ROBUSTNESS.md"
+	@echo "make lock      requirements.lock: every package with its hash"
 	@echo "make docs      docs/configuration.md, made from the dataclasses"
 	@echo "make bench     side by side with peers; writes benchmarks/results/"
 
@@ -32,9 +33,8 @@ lint: .venv/installed-test
 docs: .venv/installed-core
 	$(BIN)/python -m docs.reference
 
-LOCK := --extra huggingface --extra test --generate-hashes --strip-extras --allow-unsafe --no-annotate --no-header
-lock: .venv/installed-lock
-	$(BIN)/pip-compile --quiet $(LOCK) --no-emit-index-url --no-emit-find-links -o requirements.lock pyproject.toml
+lock: .venv/installed-test
+	$(BIN)/python -m chaos.lock
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/store.py

@@ -83,6 +83,7 @@ def try_damage(made: Material, folder: Path, case: tuple[int, int, int, bool, bo
     vouched = not (
         agreeing or name in ("model of transformers", "run") or (name, path.name) == ("checkpoint", "config.yaml")
     )
+    vouched &= "damaged" not in outcome.error  # it says so, and has an older checkpoint
     if outcome.code == 0 and not outcome.wrong and vouched and outcome.output + digest(folder) != UNDAMAGED[name]:
         outcome = Outcome(0, "", "", f"damage to {name} {path.name} was not noticed")
     return outcome, f"{name} {path.relative_to(copy)} {case}"

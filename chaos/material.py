@@ -72,10 +72,11 @@ def study_words(rows: Path, folder: Path, seeds: int, steps: int) -> list[str]:
     """A study of two families on one task from scratch, from files that are written beside it."""
     task = TASK | {"data.train": str(rows), "trainer.max_steps": steps}
     del task["model.size"]
-    told = {"families": ["encoder", "decoder"], "size": "tiny", "seeds": seeds, "tasks": [f"{folder}-task.yaml"]}
-    Path(f"{folder}-task.yaml").write_text(yaml.safe_dump(nested(task)))
-    Path(f"{folder}-study.yaml").write_text(yaml.safe_dump(told))
-    return ["compare", f"--config={folder}-study.yaml", f"--run_dir={folder}"]
+    file, study = folder.with_name("task.yaml"), folder.with_name("study.yaml")
+    told = {"families": ["encoder", "decoder"], "size": "tiny", "seeds": seeds, "tasks": [str(file)]}
+    file.write_text(yaml.safe_dump(nested(task)))
+    study.write_text(yaml.safe_dump(told))
+    return ["compare", f"--config={study}", f"--run_dir={folder}"]
 
 
 def nested(options: dict[str, Any]) -> dict[str, Any]:
