@@ -24,6 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Material]:
         yield Material(tmp_path_factory.mktemp("chaos"))
 
 
+@pytest.mark.slow
 def test_bad_input_is_used_or_refused_in_one_line(made: Material, tmp_path: Path) -> None:
     tallies = list(try_inputs(made, tmp_path, 150, seed=1))
     assert [tally.broken for tally in tallies if tally.broken] == []
@@ -31,6 +32,7 @@ def test_bad_input_is_used_or_refused_in_one_line(made: Material, tmp_path: Path
     assert all(tally.refused for tally in tallies) and sum(tally.accepted for tally in tallies) > 20
 
 
+@pytest.mark.slow
 def test_files_that_mean_harm_do_none(made: Material, tmp_path: Path) -> None:
     verdicts = list(try_traps(made, tmp_path / "traps"))
     assert len(verdicts) == 13 and [verdict for verdict in verdicts if verdict.wrong] == []
@@ -49,6 +51,7 @@ def test_a_full_disk_costs_no_more_than_what_was_being_written(made: Material, t
     assert count.times == 1 and count.lost == []
 
 
+@pytest.mark.slow
 def test_many_and_odd_files_rows_and_readers(made: Material, tmp_path: Path) -> None:
     for load, size in ((many_files, 60), (odd_files, 10**6), (predictions, 1500), (readers, 2)):
         folder = tmp_path / load.__name__
