@@ -42,7 +42,7 @@ def write_study(folder: Path) -> dict[str, Any]:
         "pretrain_options": '{"trainer.max_steps": "4"}',
         "tasks": json.dumps(tasks),
         "skip": '["summarization", "retrieval"]',
-        "task_options": '{"trainer.max_steps": "10"}',
+        "task_options": '{"trainer.max_steps": "5"}',
         "run_dir": str(folder / "study"),
     }
 

@@ -17,7 +17,7 @@ from pipeline.configuration import build
 from pipeline.evaluation.config import StudyConfig
 from pipeline.evaluation.findings import Findings, find
 from pipeline.evaluation.study import plan_study
-from pipeline.training.server import REPORT, publish, sync
+from pipeline.training.server import REPORT, publish, publish_if_online, sync
 from tests.evaluation.miniature import jobs, start, write_study
 from tests.training.jobs import signal_when
 from tests.training.test_tracking import begin, no_account, train  # noqa: F401
@@ -166,6 +166,7 @@ def test_the_page_in_a_browser(study: Path, browser: Any) -> None:
 # --- At W&B ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of wandb-workspaces
 def test_sync_publishes_the_report_and_brings_it_up_to_date(
     study: Path,
     tmp_path: Path,
@@ -176,6 +177,8 @@ def test_sync_publishes_the_report_and_brings_it_up_to_date(
     train(tracker, 1, 2)
     tracker.finish()
     shutil.copy(study / REPORT, tmp_path / REPORT)
+    publish_if_online(tmp_path)
+    assert f"triptych sync {tmp_path}" in capsys.readouterr().err and not wandb_server.reports
     sync(tmp_path)
     assert "the report is at http" in capsys.readouterr().err
     (identity,) = wandb_server.reports
@@ -190,7 +193,8 @@ def test_sync_publishes_the_report_and_brings_it_up_to_date(
     asked = json.dumps([grid["runSets"] for grid in grids])
     assert '"name": "group"}, "op": "=", "value": "study"' in asked and '"value": "pretrain"' in asked
     assert "±" in wandb_server.reports[identity]["spec"]
-    sync(tmp_path)
+    publish_if_online(tmp_path)
+    assert wandb_server.requests.count("upsertView") == 2
     assert list(wandb_server.reports) == [identity], "a second report instead of a newer one"
 
 

@@ -111,7 +111,7 @@ def test_jobs_are_named_by_what_they_learn_from(settings: dict[str, Any], tmp_pa
     assert folders(run_dir=str(tmp_path / "other")) == before
     longer = folders(pretrain_options='{"trainer.max_steps": "5"}')
     assert not set(before) & set(longer), "a task does not see that its pretraining changed"
-    tuned = folders(task_options='{"trainer.max_steps": "11"}')
+    tuned = folders(task_options='{"trainer.max_steps": "6"}')
     assert tuned[:6] == before[:6] and not set(before[6:]) & set(tuned)
     first = Path(json.loads(settings["tasks"])[0])
     copied = shutil.copytree(first.parent, tmp_path / "copy") / first.name
@@ -184,7 +184,7 @@ def test_a_dry_run_times_every_shape_and_leaves_nothing(
     lines = [line.split() for line in told.out.splitlines() if line.startswith(("pretraining", "sentiment", "summar"))]
     assert len(lines) == 3 + 3 + 2
     for job, _, runs, waiting, steps, tokens, *_ in lines:
-        assert (runs, waiting) == ("2", "2") and steps == ("4" if job == "pretraining" else "10")
+        assert (runs, waiting) == ("2", "2") and steps == ("4" if job == "pretraining" else "5")
         assert job != "pretraining" or tokens == f"{4 * 8 * 32:,}"
     assert not Path(settings["run_dir"]).exists()
 
