@@ -94,7 +94,7 @@ def verdicts(findings: Findings) -> str:
 def scores(findings: Findings) -> str:
     """Bars, and for every task the scores and the differences with their intervals."""
     if not findings.outcomes:
-        return "<p>No job is finished yet.</p>"
+        return "<p>No job is finished yet.</p>" if findings.study.tasks else ""
     parts = [plot(charts.score_bars(findings), "Means over seeds; lines are 95 % intervals of them, dots are seeds.")]
     for task, outcomes in findings.tasks.items():
         pairs = [pair for pair in findings.pairs if pair.one.task == task]
