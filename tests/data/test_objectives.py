@@ -484,7 +484,9 @@ def test_settings_and_objectives_do_not_need_torch() -> None:
 
 
 def test_shares_need_not_be_exact_in_binary() -> None:
-    ObjectiveConfig(schedule={"causal": 0.7, "prefix": 0.2, "masked": 0.1}, mask_share=0.9, random_share=0.1)
+    shares = {"causal": 0.7, "prefix": 0.2, "masked": 0.1}
+    assert sum(shares.values()) != 1  # as floats add up
+    assert ObjectiveConfig(schedule=shares, mask_share=0.9, random_share=0.1).schedule == shares
 
 
 @pytest.mark.parametrize("family", get_args(Family))
