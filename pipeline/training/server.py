@@ -68,8 +68,9 @@ def publish(path: Path) -> None:
         report = reports.Report(told["project"], entity, told["title"], told["description"], blocks, width="fluid")
         report.id = told.get("id", "")
         report.save()
-        write_json(path, told | {"id": report.id, "url": report.url})
-        note(f"W&B: the report is at {report.url}")
+        url = report.url.replace("?", "")  # of the title, which is only there to be read
+        write_json(path, told | {"id": report.id, "url": url})
+        note(f"W&B: the report is at {url}")
     except Exception as error:
         note(f"W&B: the report of {path.parent} is not published ({one_line(error)}); sync again")
 
