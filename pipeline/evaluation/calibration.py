@@ -31,7 +31,7 @@ from pipeline.training.taskjob import make_job
 
 STEPS = 3  # that are timed, after one that is not
 ANSWERS = 16  # rows that are timed
-START_SECONDS = 10  # of a process, before it trains
+START_SECONDS = 3  # before a job trains: settings, rows, tracking
 
 
 @dataclass(frozen=True)
