@@ -9,6 +9,7 @@ import functools
 import gzip
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -58,7 +59,7 @@ def try_inputs(made: Material, folder: Path, total: int, seed: int) -> Iterator[
     """Try `total` cases, of each kind as many as its share says."""
     parser, configuration.make_parser = configuration.make_parser, functools.cache(configuration.make_parser)
     for name, (share, strategy, trial) in KINDS.items():
-        tally, count = Tally(name), max(1, round(total * share))
+        tally, count = Tally(name), math.ceil(total * share)
         while tally.cases < count:  # a strategy may run out of what is new to it
             with memory_limit():
                 try_some(strategy, functools.partial(trial, made, folder / "case"), tally, count, seed)

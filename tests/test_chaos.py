@@ -1,16 +1,20 @@
 """A short part of `make chaos`: what that looks for in hours, looked for in half a minute."""
 
+import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from chaos.attempt import attempt
 from chaos.faults import try_faults
 from chaos.inputs import try_inputs
-from chaos.load import Watch, many_files, odd_files, predictions, readers
+from chaos.load import Watch, many_files, predictions, readers
 from chaos.material import Material
+from chaos.processes import PROJECT
 from chaos.untrusted import try_rights, try_secrets, try_traps
 from pipeline import cli
 
@@ -52,8 +56,8 @@ def test_a_full_disk_costs_no_more_than_what_was_being_written(made: Material, t
 
 
 @pytest.mark.slow
-def test_many_and_odd_files_rows_and_readers(made: Material, tmp_path: Path) -> None:
-    for load, size in ((many_files, 60), (odd_files, 10**6), (predictions, 1500), (readers, 2)):
+def test_many_files_rows_and_readers(made: Material, tmp_path: Path) -> None:
+    for load, size in ((many_files, 60), (predictions, 1500), (readers, 2)):
         folder = tmp_path / load.__name__
         folder.mkdir()
         assert load(made, folder, size).wrong == ""
@@ -85,3 +89,14 @@ def test_growing_memory_is_noticed() -> None:
     assert "open files grew" in watch.growth()
     watch.handles = [10] * 200
     assert watch.growth() == ""
+
+
+def test_the_lock_has_every_package_with_a_hash_and_in_a_version_that_is_asked_for() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    lines = [line for line in (PROJECT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    found = [re.fullmatch(r"(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    assert all(found)
+    locked = {match[1]: match[2] for match in found if match}
+    asked = [*project["dependencies"], *project["optional-dependencies"]["huggingface"]]
+    for requirement in map(Requirement, asked):
+        assert requirement.specifier.contains(locked[requirement.name.lower()]), requirement

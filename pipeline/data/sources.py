@@ -22,7 +22,7 @@ from pipeline.data.config import CorpusConfig
 from pipeline.errors import UserError
 
 TEXT_SUFFIXES = (".txt", ".text")
-SAFE_BYTES, LARGEST_RATIO = 2**26, 200  # a packed file may fill this much memory, or so many times its own size
+SAFE_BYTES, LARGEST_RATIO = 2**26, 50  # a packed file may fill this much memory, or so many times its own size
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,7 +288,7 @@ FILES = {
         ("quote.tsv", {}, "quote.tsv: not a valid table"),
         ("locked.zip", {}, "locked.zip/a.txt: damaged archive"),
         ("x.parquet", {}, "not a Parquet file"),
-        ("bomb.txt.gz", {}, "bomb.txt.gz: unpacks to more than 200 times its size"),
+        ("bomb.txt.gz", {}, "bomb.txt.gz: unpacks to more than 50 times its size"),
         ("unread", {}, "no text in this folder"),
         ("book.txt", {"validation_books": ["nobody"]}, "no document matches 'nobody'"),
         ("book.txt", {"validation_books": ["book"]}, "take every document"),
