@@ -3,17 +3,16 @@
     python benchmarks/training.py --rounds 5 --compile
 
 One shape: vocabulary 8192, width 256, 6 layers (encoder-decoder: 3 + 3), 4 heads, feed-forward 1024 (Llama 688: as many
-parameters), 16 sequences of 256 tokens (encoder-decoder: 256 to 64), float32, fused AdamW. All in one process, in turn;
-each as it is and, with --compile, by torch.compile, and the ratio is between the faster ones. What differs: ours
-computes logits only where there is a target, and never all at once. The share of the peak counts 2mnk for a product,
-attention in full, against the best product of two 2048² matrices of the same run.
+parameters), 16 sequences of 256 tokens (encoder-decoder: 256 to 64), float32, fused AdamW. Each in a process of its
+own, a step each in turn, as it is and, with --compile, by torch.compile; the ratio is between the faster ones. What
+differs: ours computes logits only where there is a target, and never all at once, and keeps freed memory. The share of
+the peak counts 2mnk for a product, attention in full, against the best product of two 2048² matrices of the same run.
 """
 
 import argparse
 import json
+import multiprocessing
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.objectives import IGNORED
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.cost import count_flops
+from pipeline.model.fast import keep_freed_memory
 from pipeline.terminal import note, print_table
 from pipeline.training.config import OptimConfig
 from pipeline.training.module import Network
@@ -193,11 +193,13 @@ def make_batch(family: str) -> Batch:
     )  # fmt: skip
 
 
-def make_step(model: nn.Module, batch: Batch, scale: float, compiled: bool) -> Step:
-    """One optimizer step on the same batch again."""
-    torch.set_flush_denormal(True)
+def make_step(model: nn.Module, batch: Batch, compiled: bool) -> Step:
+    """One optimizer step on the same batch again, as users of ours and of the peer would do it."""
     model.train()
+    ours = isinstance(model, Network)
     if isinstance(model, Network):
+        torch.set_flush_denormal(True)
+        keep_freed_memory()
         optimizer = make_optimizer(model.model, OptimConfig())
         for stack in filter(None, (model.model.encoder, model.model.decoder)) if compiled else ():
             stack.compile()
@@ -207,7 +209,7 @@ def make_step(model: nn.Module, batch: Batch, scale: float, compiled: bool) -> S
             model.compile()
 
     def step() -> None:
-        loss = model(batch) * scale
+        loss = model(batch) / (batch.loss_positions if ours else 1)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -215,13 +217,46 @@ def make_step(model: nn.Module, batch: Batch, scale: float, compiled: bool) -> S
     return step
 
 
-def steps_of(case: Case, compiled: bool) -> dict[str, Step]:
-    batch = make_batch(case.family)
-    ours = make_step(our_model(case), batch, 1 / batch.loss_positions, compiled)
-    return {"ours": ours, "peer": make_step(case.make(case.dropout), batch, 1.0, compiled)}
-
-
 # --- Measuring ---------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process that trains one model, a step at a time."""
+
+    def __init__(self, case: int, ours: bool, compiled: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=serve, args=(other, case, ours, compiled), daemon=True)
+        self.process.start()
+
+    def ask(self) -> dict[str, float]:
+        """Let it do a step."""
+        self.pipe.send(None)
+        answer: dict[str, float] = self.pipe.recv()
+        return answer
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def serve(pipe: Any, number: int, ours: bool, compiled: bool) -> None:
+    case = CASES[number]
+    batch = make_batch(case.family)
+    case.make(0.0)  # what is imported does not count as memory
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    step = make_step(our_model(case) if ours else case.make(case.dropout), batch, compiled)
+    while True:
+        pipe.recv()
+        began = time.perf_counter()
+        step()
+        pipe.send({"seconds": time.perf_counter() - began, "memory": (status("VmHWM") - before) / 1024})
+
+
+def status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(name)))
 
 
 def main() -> None:
@@ -230,19 +265,15 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="measure both compiled too, which takes minutes more")
     parser.add_argument("--only", nargs="*", help="names of peers")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/training.json"), help="the numbers")
-    parser.add_argument("--memory", nargs=2, metavar=("CASE", "WHO"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.memory:
-        print(peak_of(int(arguments.memory[0]), arguments.memory[1]))
-        return
     rows, peak = [], matrix_peak()
     for number, case in enumerate(CASES):
         if case.name in (arguments.only or [case.name]):
             rows.append(measured(number, case, arguments.rounds, arguments.compile, peak))
             note(f"{case.name}: {rows[-1]['ratio']:.2f}")
     header = (
-        "peer", "family", "ours, ms", "least", "most", "compiled", "peer, ms", "compiled", "ratio", "share of peak",
-        "MB", "peer's MB", "ratio of memory",
+        "peer", "family", "ours, ms", "compiled", "peer, ms", "compiled", "ratio", "least", "most", "tokens/s",
+        "share of peak", "MB", "peer's MB", "ratio of memory",
     )  # fmt: skip
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "x-transformers"))
     print_table(f"{versions}; peak {peak / 1e9:.0f} GFLOP/s", header, [tuple(row.values()) for row in rows])
@@ -251,32 +282,36 @@ def main() -> None:
 
 
 def measured(number: int, case: Case, rounds: int, compiled: bool, peak: float) -> dict[str, Any]:
-    kinds = ("eager", "compiled")[: 1 + compiled]
-    steps = {f"{who}, {kind}": step for kind in kinds for who, step in steps_of(case, kind == "compiled").items()}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds + 1):  # the first warms up and compiles
-        for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            if turn:
-                seconds[name].append(time.perf_counter() - began)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    best = {who: min(value for name, value in median.items() if name.startswith(who)) for who in ("ours", "peer")}
-    memory = {who: memory_of(number, who) for who in ("ours", "peer")}
+    kinds = [(ours, fused) for fused in (False, True)[: 1 + compiled] for ours in (True, False)]
+    workers = {kind: Worker(number, *kind) for kind in kinds}
+    try:
+        for worker in workers.values():  # they warm up and compile
+            worker.ask(), worker.ask()
+        answers = [{kind: worker.ask() for kind, worker in workers.items()} for _ in range(rounds)]
+    finally:
+        for worker in workers.values():
+            worker.stop()
+    median = {kind: statistics.median(answer[kind]["seconds"] for answer in answers) for kind in kinds}
+    best = {
+        who: min((kind for kind in kinds if kind[0] == who), key=lambda kind: median[kind]) for who in (True, False)
+    }
+    ratios = [answer[best[False]]["seconds"] / answer[best[True]]["seconds"] for answer in answers]
+    memory = {who: answers[-1][who, False]["memory"] for who in (True, False)}
     return {
         "peer": case.name,
         "family": case.family,
-        "ours": 1e3 * median["ours, eager"],
-        "least": 1e3 * min(seconds["ours, eager"]),
-        "most": 1e3 * max(seconds["ours, eager"]),
-        "ours compiled": 1e3 * median["ours, compiled"] if compiled else None,
-        "theirs": 1e3 * median["peer, eager"],
-        "theirs compiled": 1e3 * median["peer, compiled"] if compiled else None,
-        "ratio": best["peer"] / best["ours"],
-        "share": flops(case) / best["ours"] / peak,
-        "memory": memory["ours"],
-        "peer memory": memory["peer"],
-        "memory ratio": memory["ours"] / memory["peer"],
+        "ours": 1e3 * median[True, False],
+        "ours compiled": 1e3 * median[True, True] if compiled else None,
+        "theirs": 1e3 * median[False, False],
+        "theirs compiled": 1e3 * median[False, True] if compiled else None,
+        "ratio": median[best[False]] / median[best[True]],
+        "least": min(ratios),
+        "most": max(ratios),
+        "tokens per second": SEQUENCES * TOKENS / median[best[True]],
+        "share": flops(case) / median[best[True]] / peak,
+        "memory": memory[True],
+        "peer memory": memory[False],
+        "memory ratio": memory[True] / memory[False],
     }
 
 
@@ -297,30 +332,6 @@ def matrix_peak() -> float:
         one @ other
         seconds.append(time.perf_counter() - began)
     return 2 * 2048**3 / min(seconds)
-
-
-def memory_of(number: int, who: str) -> float:
-    """The megabytes that training takes at its highest, measured in a process of its own."""
-    command = [sys.executable, __file__, "--memory", str(number), who]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
-
-
-def peak_of(number: int, who: str) -> float:
-    case = CASES[number]
-    batch = make_batch(case.family)
-    case.make(0.0)  # what is imported does not count
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    model = our_model(case) if who == "ours" else case.make(case.dropout)
-    step = make_step(model, batch, 1 / batch.loss_positions if who == "ours" else 1.0, False)
-    step()
-    step()
-    return (status("VmHWM") - before) / 1024
-
-
-def status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(name)))
 
 
 if __name__ == "__main__":

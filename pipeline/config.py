@@ -54,7 +54,7 @@ class GenerationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportConfig:
-    """Make a bundle of a model of transformers (BERT, GPT-2, T5, Llama, Qwen3)."""
+    """Make a bundle of a model of transformers (BERT, GPT-2, T5, Llama, Qwen3, Apertus)."""
 
     source: str
     """A folder with config.json, safetensors and tokenizer.json, or hf:NAME for the hub."""

@@ -12,7 +12,9 @@ def test_a_training_step_takes_no_longer_than_that_of_plain_torch(monkeypatch: p
     """Ours computes logits at masked positions only, so that it should be ahead; a busy machine gets half on top."""
     monkeypatch.setattr(training, "SEQUENCES", 4)
     torch.manual_seed(0)
-    steps = training.steps_of(training.Case("torch.nn", "encoder", training.PlainEncoder), compiled=False)
+    case, batch = training.Case("torch.nn", "encoder", training.PlainEncoder), training.make_batch("encoder")
+    models = {"peer": training.PlainEncoder(0.0), "ours": training.our_model(case)}
+    steps = {name: training.make_step(model, batch, compiled=False) for name, model in models.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(6):
         for name, step in steps.items():

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.model.config import Architecture
+from pipeline.model.fast import RMSNorm
 from pipeline.model.positions import Positions, Rotation, check_length
 
 
@@ -87,8 +88,8 @@ class Attention(nn.Module):
         self.key_value = nn.Linear(model.width, 2 * model.kv_heads * model.head_width, bias=model.bias)
         self.output = nn.Linear(model.heads * model.head_width, model.width, bias=model.bias)
         normalised = model.qk_norm
-        self.query_norm = nn.RMSNorm(model.head_width, model.norm_epsilon) if normalised else nn.Identity()
-        self.key_norm = nn.RMSNorm(model.head_width, model.norm_epsilon) if normalised else nn.Identity()
+        self.query_norm = RMSNorm(model.head_width, model.norm_epsilon) if normalised else nn.Identity()
+        self.key_norm = RMSNorm(model.head_width, model.norm_epsilon) if normalised else nn.Identity()
         if self.kind == "low_rank":
             self.key_mixer = nn.Parameter(torch.empty(model.attention_rank, model.max_positions))
             self.value_mixer = nn.Parameter(torch.empty(model.attention_rank, model.max_positions))
@@ -138,16 +139,15 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each head by itself; keys and values of a cache where there is one."""
         q, both = self.projections(x_BTC) if context_BSC is None else (self.query(x_BTC), None)
-        q_BHTD = self.query_norm(q.unflatten(-1, (self.heads, -1)).transpose(1, 2))
+        q_BHTD = self.query_norm(q.unflatten(-1, (self.heads, -1))).transpose(1, 2)
         if positions is not None:
             q_BHTD = positions.rotate(q_BHTD)
         if both is None:
             if cache and cache.keys is not None and cache.values is not None:
                 return q_BHTD, cache.keys, cache.values
             both = self.key_value(context_BSC)
-        both_BSKD = both.unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2)
-        k, v = both_BSKD.chunk(2, dim=1)
-        k = self.key_norm(k)
+        k, v = both.unflatten(-1, (2 * self.kv_heads, -1)).chunk(2, dim=2)
+        k, v = self.key_norm(k).transpose(1, 2), v.transpose(1, 2)
         if positions is not None:
             k = positions.rotate(k)
         if self.kind == "low_rank":

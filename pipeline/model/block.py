@@ -7,13 +7,14 @@ from torch import Tensor, nn
 
 from pipeline.model.attention import Attention, LayerCache, Visible
 from pipeline.model.config import Activation, Architecture
+from pipeline.model.fast import RMSNorm, squared_relu
 from pipeline.model.positions import Positions, Rotation
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu_squared": lambda x: F.relu(x).square(),
+    "relu_squared": squared_relu,
     "swiglu": F.silu,
     "geglu": F.gelu,
     "geglu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -23,7 +24,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 def make_norm(model: Architecture) -> nn.Module:
     """The norm that a model asks for."""
     if model.norm == "rms":
-        return nn.RMSNorm(model.width, model.norm_epsilon)
+        return RMSNorm(model.width, model.norm_epsilon)
     return nn.LayerNorm(model.width, model.norm_epsilon, bias=model.bias)
 
 

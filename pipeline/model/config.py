@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pipeline.errors import UserError
 
 Family = Literal["encoder", "decoder", "encoder-decoder", "recurrent"]
-Preset = Literal["original", "bert", "gpt2", "t5", "llama", "modern"]
+Preset = Literal["original", "bert", "gpt2", "t5", "llama", "modern", "modern-1"]
 Size = Literal["tiny", "mini", "small", "base"]
 Norm = Literal["layer", "rms"]
 NormPlace = Literal["pre", "post", "both"]
@@ -80,7 +80,7 @@ class ModelConfig:
     family: Family = "encoder"
     """The kind of transformer, or the recurrent baseline."""
     preset: Preset = "modern"
-    """Settings of a published model, or the project's own choice."""
+    """Settings of a published model, or the project's own choice: modern is the newest of them, modern-1 for now."""
     size: Size = "small"
     """Width and blocks: tiny 128 × 2, mini 192 × 4, small 256 × 6, base 768 × 12."""
     width: int | None = None
@@ -208,12 +208,13 @@ PRESETS: dict[Preset, dict[str, Any]] = {
         "tie_embeddings": False, "embedding_scale": False, "dropout": 0.0, "attention_dropout": 0.0,
         "position": "rotary", "initialisation": "normal",
     },
-    "modern": ORIGINAL | {
-        "norm": "rms", "norm_place": "pre", "norm_epsilon": 1e-6, "activation": "geglu", "bias": False,
+    "modern-1": ORIGINAL | {
+        "norm": "rms", "norm_place": "pre", "norm_epsilon": 1e-6, "activation": "relu_squared", "bias": False,
         "qk_norm": True, "embedding_scale": False, "dropout": 0.0, "attention_dropout": 0.0, "position": "rotary",
         "initialisation": "scaled", "zero_output": True,
     },
 }  # fmt: skip
+PRESETS["modern"] = PRESETS["modern-1"]  # the newest of its name; one that has a number never changes
 
 
 def resolve(config: ModelConfig) -> Architecture:

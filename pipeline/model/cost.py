@@ -141,8 +141,8 @@ def layer_numbers(model: Architecture, queries: int, keys: int, cross: bool = Fa
     """What one attention with its norm keeps."""
     inner, shared = model.heads * model.head_width, model.kv_heads * model.head_width
     rotated = model.position == "rotary" and not cross
-    per_query = residual_numbers(model) + 2 * inner + model.heads + 2 * inner * model.qk_norm
-    per_key = 2 * shared + shared * (rotated or model.qk_norm) + 2 * shared * model.qk_norm
+    per_query = residual_numbers(model) + 2 * inner + model.heads + inner * model.qk_norm
+    per_key = 2 * shared + shared * (rotated or model.qk_norm)
     learned_bias = model.position in ("relative", "t5") and not cross
     scores = model.heads * keys * (3 * (model.attention_dropout > 0) or learned_bias)  # no fast path: all are kept
     return queries * (per_query + scores) + keys * per_key
@@ -155,5 +155,5 @@ def feed_forward_numbers(model: Architecture, tokens: int) -> int:
 
 def residual_numbers(model: Architecture) -> int:
     """A layer's input, what its norms keep, and the mask of its dropout."""
-    norms = (1 + (model.norm_place == "both")) * (1 if model.norm == "layer" else 2)
+    norms = 1 + (model.norm_place == "both")
     return model.width * (1 + norms + (model.dropout > 0))

@@ -185,7 +185,21 @@ QWEN3 = replace(
     },
 )  # fmt: skip
 
-FORMS = (BERT, GPT2, T5, T5_GATED, LLAMA, QWEN3)
+APERTUS = replace(
+    QWEN3,
+    model_type="apertus", architecture="ApertusForCausalLM", base="ApertusModel", activations=PLAIN,
+    settings=QWEN3.settings | {
+        "head_dim": ("head_width", None), "hidden_act": ("activation", "xielu"), "rms_norm_eps": ("norm_epsilon", 1e-5),
+        "max_position_embeddings": ("max_positions", 65_536),
+    },
+    tensors=QWEN3.tensors | {
+        "decoder.blocks.{n}.attention.norm": "model.layers.{n}.attention_layernorm",
+        "decoder.blocks.{n}.feed_forward.norm": "model.layers.{n}.feedforward_layernorm",
+        "decoder.blocks.{n}.feed_forward.layer.input": "model.layers.{n}.mlp.up_proj",
+    },
+)  # fmt: skip
+
+FORMS = (BERT, GPT2, T5, T5_GATED, LLAMA, QWEN3, APERTUS)
 
 
 # --- Settings, theirs and ours -----------------------------------------------------------------------------------
@@ -230,6 +244,9 @@ def spelled_out(config: dict[str, Any]) -> dict[str, Any]:
     rope = dict(config.pop("rope_parameters", None) or config.pop("rope_scaling", None) or {})
     config["rope_theta"] = rope.pop("rope_theta", config.get("rope_theta"))
     kind = rope.pop("rope_type", rope.pop("type", "default"))
+    if config["model_type"] == "apertus":  # what it is where the file does not say, and what we have not
+        config.setdefault("hidden_act", "xielu")
+        kind = kind if config["rope_theta"] else "llama3"
     if kind != "default" or any(rope.values()):
         config["rope_scaling"] = {"rope_type": kind} | rope
     if config.get("position_embedding_type") == "absolute":
@@ -284,19 +301,20 @@ def config_for(form: Form, model: Architecture) -> dict[str, Any]:
     config: dict[str, Any] = {"architectures": [form.architecture], "model_type": form.model_type, "dtype": "float32"}
     for theirs, (ours, _) in form.settings.items():
         config[theirs] = words.get(model.activation) if ours == "activation" else getattr(model, ours)
+    if "rope_theta" in config:  # as transformers 4 reads it, and as 5 does
+        config["rope_parameters"] = {"rope_type": "default", "rope_theta": config["rope_theta"]}
     return config
 
 
 def form_for(model: Architecture) -> Form:
     """The form that is exactly this model; if there is none, say what stands in the way of the nearest."""
-    forms = [form for form in FORMS if form.family == model.family]
-    form = min(forms, key=lambda form: len(obstacles(form, model)))
-    if wrong := obstacles(form, model):
-        raise UserError(
-            "no architecture of transformers is exactly this model; in the way of the nearest, "
-            f"{form.architecture}: {', '.join(wrong)}"
-        )
-    return form
+    wrong = [(form, obstacles(form, model)) for form in FORMS if form.family == model.family]
+    least = min(len(settings) for _, settings in wrong)
+    nearest = [(form, settings) for form, settings in wrong if len(settings) == least]
+    if least:
+        ways = "; ".join(f"{form.architecture}: {', '.join(settings)}" for form, settings in nearest)
+        raise UserError(f"no architecture of transformers is exactly this model; in the way of the nearest, {ways}")
+    return nearest[0][0]
 
 
 def obstacles(form: Form, model: Architecture) -> list[str]:

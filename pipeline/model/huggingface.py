@@ -1,4 +1,4 @@
-"""Models of others: BERT, GPT-2, T5, Llama and Qwen3 in the files of transformers, read and written without it.
+"""Models of others: BERT, GPT-2, T5, Llama, Qwen3, Apertus in the files of transformers, read and written without it.
 
 Import and export follow the same tables, those of `forms`, and so cannot disagree. What a table cannot say exactly is
 refused, by the name of the setting.

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pipeline.errors import Stopped, UserError, is_out_of_memory
+from pipeline.model.fast import keep_freed_memory
 from pipeline.terminal import note
 from pipeline.training import checkpoint
 from pipeline.training.callbacks import Keeper, Measure, Routines, requeued
@@ -57,6 +58,7 @@ def make_trainer(module: Training, keeper: Keeper) -> pl.Trainer:
         logging.getLogger(name).setLevel(logging.ERROR)  # what it has to say we have said in a line
     warnings.filterwarnings("ignore", module="pytorch_lightning|torch.distributed")
     torch.set_flush_denormal(True)  # tiny gradients would slow the loss several times
+    keep_freed_memory()
     strategy: Any = settings.strategy
     if strategy == "fsdp":
         from pytorch_lightning.strategies import ModelParallelStrategy

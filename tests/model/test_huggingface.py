@@ -40,6 +40,7 @@ T5 = ENDS | {
 }  # fmt: skip
 LLAMA = COMMON | ENDS | {"num_key_value_heads": 2, "rms_norm_eps": 1e-3}
 QWEN3 = LLAMA | {"head_dim": 10}
+APERTUS = LLAMA | {"hidden_act": "relu2", "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", BERT),
@@ -54,7 +55,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", LLAMA),
     "llama, tied": ("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True, "head_dim": 16, "rope_theta": 500.0}),
     "qwen3": ("Qwen3ForCausalLM", QWEN3),
-    "qwen3, as modern": ("Qwen3ForCausalLM", QWEN3 | {"hidden_act": "gelu", "tie_word_embeddings": True}),
+    "qwen3, tied": ("Qwen3ForCausalLM", QWEN3 | {"hidden_act": "gelu", "tie_word_embeddings": True}),
+    "apertus, as modern": ("ApertusForCausalLM", APERTUS | {"tie_word_embeddings": True}),
+    "apertus, untied": ("ApertusForCausalLM", APERTUS | {"hidden_act": "gelu", "head_dim": 10}),
 }
 
 
@@ -367,7 +370,7 @@ def test_presets_export_and_work_with_auto_classes(
 def test_presets_export_at_any_size(preset: Preset, family: Family, size: Size) -> None:
     model = resolve(ModelConfig(preset=preset, family=family, size=size))
     form = form_for(model)
-    assert form.model_type == {"modern": "qwen3"}.get(preset, preset)
+    assert form.model_type == {"modern": "apertus"}.get(preset, preset)
     read = settings_from(form, config_for(form, model))
     assert {name: value for name, value in asdict(model).items() if read.get(name, value) != value}.keys() <= IDLE
 
@@ -431,7 +434,7 @@ def test_a_recurrent_model_is_refused(tmp_path: Path) -> None:
         ("original", "encoder", "BertForMaskedLM", "embedding_scale position embedding_norm"),
         ("original", "decoder", "GPT2LMHeadModel", "norm_place embedding_scale position"),
         ("original", "encoder-decoder", "T5ForConditionalGeneration", "norm norm_place bias position"),
-        ("modern", "encoder", "BertForMaskedLM", "norm norm_place qk_norm position bias activation"),
+        ("modern", "encoder", "BertForMaskedLM", "norm norm_place qk_norm position bias"),
         ("modern", "encoder-decoder", "T5ForConditionalGeneration", "qk_norm position"),
         ("llama", "encoder", "BertForMaskedLM", "norm position"),
     ],
@@ -472,6 +475,8 @@ def test_a_model_without_a_native_architecture_is_refused(
         ("llama", "auto_map", {"AutoModel": "code.Model"}),
         ("llama", "per_layer_config", {"1": {"head_dim": 8}}),
         ("qwen3", "use_sliding_window", True),
+        ("apertus, as modern", "hidden_act", ...),
+        ("apertus, as modern", "rope_scaling", ...),
         ("qwen3", "layer_types", ["full_attention", "sliding_attention", "full_attention"]),
         ("bert", "hidden_size", "48"),
         ("bert", "num_attention_heads", 0),

@@ -1,0 +1,157 @@
+"""How time and memory of a training step grow, beside GPT-2 of transformers; and what a second process gives.
+
+    python benchmarks/growth.py --rounds 5
+
+A decoder of 4 blocks, vocabulary 8192, float32, AdamW, dropout 0; every row is two processes, ours and the peer's, a
+step each in turn. Memory is what training adds to the imports at its highest. Two processes are `triptych pretrain`
+with `trainer.devices` 1 and 2 and a thread for each process.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.recipes import HELD_OUT, written
+from benchmarks.training import Loss, hugging_face_loss, make_step, matrix_peak, status
+from pipeline.bundle import make_model
+from pipeline.data.batch import Batch
+from pipeline.model.config import ModelConfig, resolve
+from pipeline.model.cost import count_flops
+from pipeline.terminal import note, print_table
+from pipeline.training.module import Network
+from pipeline.training.run import Run
+
+VOCABULARY, BLOCKS = 8192, 4
+Shape = tuple[int, int, int]  # width, sequences, tokens
+SHAPES: dict[str, list[Shape]] = {
+    "length": [(256, 4096 // tokens, tokens) for tokens in (128, 256, 512, 1024, 2048, 4096)],
+    "one sequence": [(256, 1, tokens) for tokens in (512, 1024, 2048, 4096)],
+    "width": [(width, 8, 256) for width in (128, 256, 512, 768)],
+    "batch": [(256, sequences, 256) for sequences in (1, 4, 16, 64)],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="novels-gutenberg", help="a folder of novels, or a name from the catalogue")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40, help="of the jobs with one and two processes")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/growth.json"), help="the numbers")
+    arguments = parser.parse_args()
+    peak = matrix_peak()
+    rows = []
+    for name, shapes in SHAPES.items():
+        for shape in shapes:
+            rows.append((name, *shape, *measured(shape, arguments.rounds, peak)))
+            note(f"{name}, {shape}: done")
+    header = ("growing", "width", "sequences", "tokens", "ours, ms", "GPT-2, ms", "ratio", "least", "most",
+              "share of peak", "MB", "GPT-2's MB")  # fmt: skip
+    print_table(f"peak {peak / 1e9:.0f} GFLOP/s", header, rows)
+    processes = two_processes(arguments.data, arguments.steps)
+    print_table("triptych pretrain, a thread for each process", ("processes", "tokens/s"), processes)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    found = {"peak": peak, "header": header, "rows": rows, "processes": processes}
+    arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def measured(shape: Shape, rounds: int, peak: float) -> tuple[float, ...]:
+    """Milliseconds and megabytes of ours and of the peer."""
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for ours in (True, False):
+        here, there = context.Pipe()
+        processes.append(context.Process(target=serve, args=(there, shape, ours), daemon=True))
+        processes[-1].start()
+        pipes.append(here)
+    answers = [[ask(pipe) for pipe in pipes] for _ in range(rounds + 2)][2:]  # the first two warm up
+    for process in processes:
+        process.kill()
+    own, theirs = (statistics.median(answer[who][0] for answer in answers) for who in (0, 1))
+    ratios = [answer[1][0] / answer[0][0] for answer in answers]
+    width, sequences, tokens = shape
+    work = sequences * count_flops(resolve(our_config(width, tokens)), VOCABULARY, 0, tokens, tokens).training
+    memory = (answers[-1][who][1] for who in (0, 1))
+    return (1e3 * own, 1e3 * theirs, theirs / own, min(ratios), max(ratios), work / own / peak, *memory)
+
+
+def ask(pipe: Any) -> tuple[float, float]:
+    pipe.send(None)
+    answer: tuple[float, float] = pipe.recv()
+    return answer
+
+
+def our_config(width: int, tokens: int) -> ModelConfig:
+    return ModelConfig(family="decoder", width=width, layers=BLOCKS, head_width=64, max_positions=max(512, tokens))
+
+
+def serve(pipe: Any, shape: Shape, ours: bool) -> None:
+    import transformers as t
+
+    width, sequences, tokens = shape
+    torch.manual_seed(0)
+    ids_BT = torch.randint(200, VOCABULARY, (sequences, tokens + 1))
+    inputs_BT, targets_BT = ids_BT[:, :-1].contiguous(), ids_BT[:, 1:].contiguous()
+    batch = Batch(
+        source_BS=None, source_real_BS=None, inputs_BT=inputs_BT, inputs_real_BT=None, targets_BT=targets_BT,
+        prefix_B=None, tokens=inputs_BT.numel(), samples=sequences, loss_positions=inputs_BT.numel(),
+    )  # fmt: skip
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    model: Any
+    if ours:
+        model = Network(make_model(resolve(our_config(width, tokens)), VOCABULARY))
+    else:
+        drops: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        config = t.GPT2Config(
+            vocab_size=VOCABULARY, n_embd=width, n_layer=BLOCKS, n_head=width // 64, n_positions=max(512, tokens),
+            **drops,
+        )  # fmt: skip
+        model = Loss(t.GPT2LMHeadModel(config), lambda model, batch: hugging_face_loss("GPT-2", model, batch))
+    step = make_step(model, batch, compiled=False)
+    while True:
+        pipe.recv()
+        began = time.perf_counter()
+        step()
+        pipe.send((time.perf_counter() - began, (status("VmHWM") - before) / 1024))
+
+
+def two_processes(data: str, steps: int) -> list[tuple[int, float]]:
+    """Tokens per second with one process and with two."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return [(devices, speed) for devices, speed in sorted(speeds(data, steps, Path(scratch)))]
+
+
+def speeds(data: str, steps: int, scratch: Path) -> Iterator[tuple[int, float]]:
+    options: dict[str, object] = {
+        "data.corpus": [data], "data.validation_books": [*HELD_OUT], "data.stores": str(scratch / "stores"),
+        "data.new_tokenizer.vocab_size": 8192, "data.sequence_length": 256, "data.batch_size": 16,
+        "model.family": "decoder", "model.size": "small", "trainer.max_steps": steps, "trainer.save_every": steps,
+        "trainer.validate_every": steps, "trainer.validation_samples": 16, "trainer.log_every": 1,
+        "tracking.samples_every": 0, "tracking.mode": "disabled",
+    }  # fmt: skip
+    for devices in (1, 2):
+        given = options | {"trainer.devices": devices, "run_dir": str(scratch / str(devices))}
+        words = [word for key, value in given.items() for word in (f"--{key}", written(value))]
+        command = [sys.executable, "-m", "pipeline", "pretrain", *words]
+        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        rows = [row for row in Run(scratch / str(devices)).rows() if "train/loss" in row]
+        spans = [
+            (later["tokens"] - row["tokens"]) / (later["seconds"] - row["seconds"]) for row, later in pairwise(rows[2:])
+        ]
+        yield devices, statistics.median(spans)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""How long it takes to be as good on held-out novels as transformers' recipe is after some minutes.
+
+    python benchmarks/quality.py --data NOVELS --family decoder --minutes 15
+
+Peers: GPT-2, BERT or T5 of transformers in the shape of benchmarks/training.py, AdamW, a linear schedule over the
+minutes, no dropout, the best of three learning rates, each tried for `--tune` minutes. Ours: `triptych pretrain` with
+`modern` and Muon, a cosine over `--steps` steps, nothing tuned. Same tokenizer, windows, order, masks and held-out
+books; one after the other on the whole machine. The clock of ours runs while it validates and saves, the peer's not.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.recipes import HELD_OUT, written
+from benchmarks.training import hugging_face
+from pipeline.configuration import build
+from pipeline.data.batch import Batch
+from pipeline.data.objectives import IGNORED
+from pipeline.terminal import note, print_table
+from pipeline.training.config import PretrainConfig
+from pipeline.training.job import Job
+from pipeline.training.pretraining import make_job
+from pipeline.training.run import Run, opened
+from pipeline.training.validation import validate
+
+PEERS = {"encoder": "BERT", "decoder": "GPT-2", "encoder-decoder": "T5"}
+OBJECTIVES = {"encoder": "masked", "decoder": "causal", "encoder-decoder": "span"}
+RATES = (1e-3, 2e-3, 4e-3)
+WARMUP = 0.05  # of the peer's minutes
+
+
+class Peer(nn.Module):
+    """A model of transformers that takes our batches, with the loss of each position that has one."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.model: Any = hugging_face(kind, 0.0).model
+
+    def forward(self, batch: Batch, each: bool = False) -> Tensor:
+        if batch.source_BS is None:
+            found = self.model(input_ids=batch.inputs_BT)
+        elif batch.inputs_BT is None:
+            found = self.model(input_ids=batch.source_BS, attention_mask=batch.source_real_BS)
+        else:
+            found = self.model(
+                input_ids=batch.source_BS, attention_mask=batch.source_real_BS, decoder_input_ids=batch.inputs_BT
+            )
+        wanted_BT = batch.targets_BT != IGNORED
+        logits_PV, targets_P = found.logits[wanted_BT], batch.targets_BT[wanted_BT]
+        return nn.functional.cross_entropy(logits_PV, targets_P, reduction="none" if each else "mean")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="novels-gutenberg", help="a folder of novels, or a name from the catalogue")
+    parser.add_argument("--held_out", nargs="*", default=HELD_OUT, help="books to validate on")
+    parser.add_argument("--family", choices=PEERS, default="decoder")
+    parser.add_argument("--minutes", type=float, default=15, help="of the peer")
+    parser.add_argument("--tune", type=float, default=2, help="minutes for each learning rate of the peer")
+    parser.add_argument("--steps", type=int, default=300, help="of ours")
+    parser.add_argument("--options", nargs="*", default=[], help="more settings of ours")
+    parser.add_argument("--json", type=Path, help="the numbers")
+    arguments = parser.parse_args()
+    family, peer = arguments.family, PEERS[arguments.family]
+    with tempfile.TemporaryDirectory() as scratch:
+        options = {
+            "data.corpus": json.dumps([arguments.data]), "data.validation_books": json.dumps([*arguments.held_out]),
+            "data.sequence_length": 256, "data.batch_size": 16, "data.new_tokenizer.vocab_size": 8192,
+            "data.stores": f"{scratch}/stores", "model.family": family, "model.size": "small",
+            "objective.name": OBJECTIVES[family], "trainer.validation_samples": 128, "tracking.mode": "disabled",
+        }  # fmt: skip
+        ours = options | {
+            "optim.name": "muon", "optim.lr": 0.003, "optim.warmup_steps": 20, "optim.final_share": 0,
+            "trainer.max_steps": arguments.steps, "trainer.validate_every": max(1, arguments.steps // 6),
+            "trainer.save_every": arguments.steps, "tracking.samples_every": 0, "run_dir": f"{scratch}/ours",
+        } | dict(option.split("=", 1) for option in arguments.options)  # fmt: skip
+        config = build(PretrainConfig, [], {key: written(value) for key, value in ours.items()})
+        with opened(config, "peer") as run:
+            job = make_job(config, run)  # its tokenizer and its store are what `triptych` goes on with
+            tried = {rate: train_peer(job, peer, rate, 60 * arguments.tune)[-1] for rate in RATES}
+            rate = min(tried, key=lambda rate: float(tried[rate]["val/loss"]))
+            theirs = train_peer(job, peer, rate, 60 * arguments.minutes)
+        words = [word for key, value in ours.items() for word in (f"--{key}", written(value))]
+        subprocess.run([sys.executable, "-m", "pipeline", "pretrain", *words], check=True)
+        rows = [row for row in Run(Path(scratch) / "ours").rows() if "val/loss" in row]
+    report(arguments, peer, rate, tried, theirs, rows)
+
+
+def train_peer(job: Job, kind: str, rate: float, seconds: float) -> list[dict[str, float]]:
+    """Train for so many seconds; what was measured at six moments, the last at the end."""
+    torch.manual_seed(1)
+    torch.set_flush_denormal(True)
+    network = Peer(kind).train()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    taken, tokens = 0.0, 0
+    rows: list[dict[str, float]] = []
+    for step, batch in enumerate(job.loader(0), 1):
+        began = time.perf_counter()
+        part = taken / seconds
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min((part + 0.01) / WARMUP, (1 - part) / (1 - WARMUP))
+        network(batch).backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        taken, tokens = taken + time.perf_counter() - began, tokens + batch.tokens
+        if taken >= seconds * (len(rows) + 1) / 6:
+            measured = validate(job, stand_in(network))
+            rows.append({"step": step, "tokens": tokens, "seconds": taken} | measured)
+            note(f"{kind}, rate {rate:g}, {taken:.0f} s, step {step}: val/loss {measured['val/loss']:.4f}")
+        if taken >= seconds:
+            break
+    return rows
+
+
+def stand_in(network: nn.Module) -> Any:
+    """What `validate` asks of a LightningModule."""
+    trainer = SimpleNamespace(precision_plugin=SimpleNamespace(forward_context=nullcontext))
+    return SimpleNamespace(network=network, device="cpu", trainer=trainer, over_all_processes=list)
+
+
+def report(
+    arguments: argparse.Namespace,
+    peer: str,
+    rate: float,
+    tried: dict[float, dict[str, float]],
+    theirs: list[dict[str, float]],
+    ours: list[dict[str, float]],
+) -> None:
+    goal = theirs[-1]["val/loss"]
+    reached = next((row for row in ours if row["val/loss"] <= goal), None)
+    share = reached["seconds"] / theirs[-1]["seconds"] if reached else None
+    header = ("who", "steps", "tokens", "minutes", "val/loss", "bits a byte")
+    table = [
+        (who, row["step"], row["tokens"], row["seconds"] / 60, row["val/loss"], row.get("val/bits_per_byte"))
+        for who, rows in ((f"{peer}, rate {rate:g}", theirs), ("ours", ours))
+        for row in rows
+    ]
+    print_table(f"{arguments.family}: held-out loss over time", header, table)
+    note(f"ours is as good after {share:.2f} of the time" if share else "ours did not get as good in these steps")
+    path = arguments.json or Path(f"benchmarks/results/quality-{arguments.family}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = {"peer": peer, "rate": rate, "tried": {f"{key:g}": row["val/loss"] for key, row in tried.items()}}
+    path.write_text(json.dumps(found | {"share": share, "theirs": theirs, "ours": ours}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
