@@ -37,8 +37,8 @@ lock: .venv/installed-test
 	$(BIN)/python -m chaos.lock
 
 bench: .venv/installed-bench
-	$(BIN)/python benchmarks/store.py
-	$(BIN)/python benchmarks/generation.py
+	$(BIN)/python -m benchmarks.store
+	$(BIN)/python -m benchmarks.generation
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

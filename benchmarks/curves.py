@@ -1,6 +1,6 @@
 """Learning curves of runs as a picture, and their last metrics as a table.
 
-python benchmarks/curves.py runs/encoder runs/decoder --output benchmarks/pretraining.png
+python -m benchmarks.curves runs/encoder runs/decoder --output benchmarks/pretraining.png
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """How fast a whole pretraining job is, beside transformers' Trainer and beside our bare steps.
 
-    python benchmarks/endtoend.py --data NOVELS --rounds 4 --steps 50
+    python -m benchmarks.endtoend --data NOVELS --rounds 4 --steps 50
 
 The shape of benchmarks/training.py: a decoder of ours, GPT-2 of transformers, no dropout, AdamW, 16 windows of 256
 tokens from one store. Each job is a process of its own, in turn; tokens per second from the third step to the last,
@@ -29,6 +29,7 @@ from pipeline.training.job import Job
 from pipeline.training.pretraining import make_job
 from pipeline.training.run import Run, opened
 
+OPTIONS = "options.json"
 SKIPPED = 2  # steps that warm up
 
 
@@ -53,11 +54,24 @@ def main() -> None:
             "trainer.save_every": arguments.steps, "trainer.validate_every": arguments.steps,
             "trainer.validation_samples": 16, "tracking.samples_every": 0, "tracking.mode": "offline",
         }  # fmt: skip
-        (Path(scratch) / "options.json").write_text(json.dumps({key: written(value) for key, value in options.items()}))
-        material(Path(scratch), 1)  # the store is there for all
+        words = {key: written(value) for key, value in options.items()}
+        (Path(scratch) / OPTIONS).write_text(json.dumps(words))
+        job, _ = material(Path(scratch), 1)  # the tokenizer and the store are there for all
+        job.tokenizer.save(Path(scratch) / "tokenizer")
+        words["data.tokenizer"] = f"{scratch}/tokenizer"
+        (Path(scratch) / OPTIONS).write_text(json.dumps(words))
         for turn in range(arguments.rounds):
             for kind, found in speeds.items():
-                command = [sys.executable, __file__, "--steps", str(arguments.steps), "--job", kind, scratch]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.endtoend",
+                    "--steps",
+                    str(arguments.steps),
+                    "--job",
+                    kind,
+                    scratch,
+                ]
                 done = subprocess.run(command, capture_output=True, text=True)
                 assert done.returncode == 0, done.stderr
                 found.append(float(done.stdout.splitlines()[-1]))
@@ -84,7 +98,7 @@ def ratio(ours: list[float], other: list[float]) -> tuple[float, float, float]:
 
 def our_job(folder: Path, steps: int) -> float:
     run = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    options = read_json(folder / "options.json") | {"run_dir": str(run), "trainer.log_every": "1"}
+    options = read_json(folder / OPTIONS) | {"run_dir": str(run), "trainer.log_every": "1"}
     words = [word for key, value in options.items() for word in (f"--{key}", value)]
     subprocess.run([sys.executable, "-m", "pipeline", "pretrain", *words], check=True, capture_output=True)
     rows = [row for row in Run(run).rows() if "train/loss" in row]
@@ -132,7 +146,7 @@ def their_job(folder: Path, steps: int) -> float:
 
 def material(folder: Path, steps: int) -> tuple[Job, list[Batch]]:
     """Our job, and its first batches."""
-    options = read_json(folder / "options.json") | {"run_dir": tempfile.mkdtemp(dir=folder) + "/run"}
+    options = read_json(folder / OPTIONS) | {"run_dir": tempfile.mkdtemp(dir=folder) + "/run"}
     config = build(PretrainConfig, [], options)
     with opened(config, "peer") as run:
         job = make_job(config, run)

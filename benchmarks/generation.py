@@ -1,6 +1,6 @@
 """How fast a model writes on, beside transformers' `generate` with the same weights and settings.
 
-    python benchmarks/generation.py --rounds 5
+    python -m benchmarks.generation --rounds 5
 
 Vocabulary 8192, width 256, 6 layers (T5: 3 + 3), 4 heads, float32; GPT-2 goes on from 32 tokens, T5 from 256;
 128 new tokens, none fewer. Ours and theirs in turn, in one process.

@@ -1,6 +1,6 @@
 """How time and memory of a training step grow, beside GPT-2 of transformers; and what a second process gives.
 
-    python benchmarks/growth.py --rounds 5
+    python -m benchmarks.growth --rounds 5
 
 A decoder of 4 blocks, vocabulary 8192, float32, AdamW, dropout 0; every row is two processes, ours and the peer's, a
 step each in turn. Memory is what training adds to the imports at its highest. Two processes are `triptych pretrain`

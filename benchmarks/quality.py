@@ -1,6 +1,6 @@
 """How long it takes to be as good on held-out novels as transformers' recipe is after some minutes.
 
-    python benchmarks/quality.py --data NOVELS --family decoder --minutes 15
+    python -m benchmarks.quality --data NOVELS --family decoder --minutes 15
 
 Peers: GPT-2, BERT or T5 of transformers in the shape of benchmarks/training.py, AdamW, a linear schedule over the
 minutes, no dropout, the best of three learning rates, each tried for `--tune` minutes. Ours: `triptych pretrain` with
@@ -78,11 +78,11 @@ def main() -> None:
             "data.corpus": json.dumps([arguments.data]), "data.validation_books": json.dumps([*arguments.held_out]),
             "data.sequence_length": 256, "data.batch_size": 16, "data.new_tokenizer.vocab_size": 8192,
             "data.stores": f"{scratch}/stores", "model.family": family, "model.size": "small",
-            "objective.name": OBJECTIVES[family], "trainer.validation_samples": 128, "tracking.mode": "disabled",
+            "objective.name": OBJECTIVES[family], "trainer.validation_samples": 96, "tracking.mode": "disabled",
         }  # fmt: skip
         ours = options | {
             "optim.name": "muon", "optim.lr": 0.003, "optim.warmup_steps": 20, "optim.final_share": 0,
-            "trainer.max_steps": arguments.steps, "trainer.validate_every": max(1, arguments.steps // 6),
+            "trainer.max_steps": arguments.steps, "trainer.validate_every": max(1, arguments.steps // 4),
             "trainer.save_every": arguments.steps, "tracking.samples_every": 0, "run_dir": f"{scratch}/ours",
         } | dict(option.split("=", 1) for option in arguments.options)  # fmt: skip
         config = build(PretrainConfig, [], {key: written(value) for key, value in ours.items()})

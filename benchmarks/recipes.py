@@ -1,6 +1,6 @@
 """What each part of a recipe is worth: variants of one pretraining job, several seeds, on held-out novels.
 
-    python benchmarks/recipes.py --data NOVELS --seeds 3 --output benchmarks/results/recipes
+    python -m benchmarks.recipes --data NOVELS --seeds 3 --output benchmarks/results/recipes
 
 Every run is a `triptych pretrain` of its own, two at a time with a thread each, all on the same tokenizer, windows and
 order. What is finished is not done again. Bits per byte at equal steps do not depend on what else the machine does.

@@ -1,6 +1,6 @@
 """How long one waits for help, and for the first step on a prepared store, beside importing transformers' Trainer.
 
-python benchmarks/startup.py --data NOVELS --rounds 5
+python -m benchmarks.startup --data NOVELS --rounds 5
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """How fast a corpus becomes a token store, beside `datasets.map` with the same tokenizer, and in how much memory.
 
-    python benchmarks/store.py --repeat 5,20 --rounds 3
+    python -m benchmarks.store --repeat 5,20 --rounds 3
 
 Each measurement is a process of its own, ours and the peers' in turn. Ours is timed from the files to the finished
 store: reading, cleaning, checking against the scan, tokenising, writing, checksums. The peers are timed in `map` alone,
@@ -84,7 +84,7 @@ def compare(scratch: Path, data: Path, repeat: int, rounds: int, kinds: list[str
 
 def run_job(kind: str, *folders: Path) -> Result:
     """Run a job in a process of its own and watch the memory of all its processes."""
-    command = [sys.executable, __file__, "--job", kind, *map(str, folders)]
+    command = [sys.executable, "-m", "benchmarks.store", "--job", kind, *map(str, folders)]
     process = psutil.Popen(command, stdout=subprocess.PIPE)
     peak = 0
     while process.poll() is None:

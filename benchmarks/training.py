@@ -1,6 +1,6 @@
 """How fast a training step is, and how much memory it takes, beside transformers, x-transformers and plain torch.
 
-    python benchmarks/training.py --rounds 5 --compile
+    python -m benchmarks.training --rounds 5 --compile
 
 One shape: vocabulary 8192, width 256, 6 layers (encoder-decoder: 3 + 3), 4 heads, feed-forward 1024 (Llama 688: as many
 parameters), 16 sequences of 256 tokens (encoder-decoder: 256 to 64), float32, fused AdamW. Each in a process of its
