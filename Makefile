@@ -11,7 +11,7 @@ help:
 	@echo "make chaos     faults, bad input, untrusted files and load, on purpose; hours; writes benchmarks/ROBUSTNESS.md"
 	@echo "make lock      requirements.lock: every package with its hash"
 	@echo "make docs      docs/configuration.md, made from the dataclasses"
-	@echo "make bench     side by side with peers; writes benchmarks/results/"
+	@echo "make bench     side by side with peers, about three hours; writes benchmarks/results/ and benchmarks/speed.png"
 
 demo: .venv/installed-core
 	@TRIPTYCH=$(BIN)/triptych sh demo.sh
@@ -38,7 +38,13 @@ lock: .venv/installed-test
 
 bench: .venv/installed-bench
 	$(BIN)/python -m benchmarks.store
+	$(BIN)/python -m benchmarks.training --compile
+	$(BIN)/python -m benchmarks.endtoend
 	$(BIN)/python -m benchmarks.generation
+	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.startup
+	for family in decoder encoder encoder-decoder; do $(BIN)/python -m benchmarks.quality --family $$family || exit; done
+	$(BIN)/python -m benchmarks.picture
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recipes import HELD_OUT, written
+from benchmarks.common import arguments_of, save, small_job, triptych, typed
 from pipeline.configuration import build
 from pipeline.data.batch import Batch
 from pipeline.files import read_json
@@ -34,11 +34,9 @@ SKIPPED = 2  # steps that warm up
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="novels-gutenberg", help="a folder of novels, or a name from the catalogue")
+    parser = arguments_of("endtoend", __doc__)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=50, help="of each job in each round")
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/endtoend.json"), help="the numbers")
     parser.add_argument("--job", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
@@ -47,14 +45,11 @@ def main() -> None:
         return
     speeds: dict[str, list[float]] = {kind: [] for kind in JOBS}
     with tempfile.TemporaryDirectory() as scratch:
-        options = {
-            "data.corpus": [arguments.data], "data.validation_books": [*HELD_OUT], "data.stores": f"{scratch}/stores",
-            "data.new_tokenizer.vocab_size": 8192, "data.sequence_length": 256, "data.batch_size": 16,
-            "model.family": "decoder", "model.size": "small", "trainer.max_steps": arguments.steps,
-            "trainer.save_every": arguments.steps, "trainer.validate_every": arguments.steps,
-            "trainer.validation_samples": 16, "tracking.samples_every": 0, "tracking.mode": "offline",
-        }  # fmt: skip
-        words = {key: written(value) for key, value in options.items()}
+        words = small_job(
+            arguments, Path(scratch), model__family="decoder", trainer__max_steps=arguments.steps,
+            trainer__save_every=arguments.steps, trainer__validate_every=arguments.steps,
+            trainer__validation_samples=16, trainer__log_every=1, tracking__mode="offline",
+        )  # fmt: skip
         (Path(scratch) / OPTIONS).write_text(json.dumps(words))
         job, _ = material(Path(scratch), 1)  # the tokenizer and the store are there for all
         job.tokenizer.save(Path(scratch) / "tokenizer")
@@ -83,8 +78,7 @@ def main() -> None:
     ]  # fmt: skip
     header = ("what", "tokens/s", "least", "most", "ours beside it", "least", "most")
     print_table(f"{arguments.rounds} × {arguments.steps} steps", header, rows)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+    save(arguments.json, {"rows": rows})
 
 
 def ratio(ours: list[float], other: list[float]) -> tuple[float, float, float]:
@@ -98,9 +92,7 @@ def ratio(ours: list[float], other: list[float]) -> tuple[float, float, float]:
 
 def our_job(folder: Path, steps: int) -> float:
     run = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    options = read_json(folder / OPTIONS) | {"run_dir": str(run), "trainer.log_every": "1"}
-    words = [word for key, value in options.items() for word in (f"--{key}", value)]
-    subprocess.run([sys.executable, "-m", "pipeline", "pretrain", *words], check=True, capture_output=True)
+    triptych("pretrain", *typed(read_json(folder / OPTIONS) | {"run_dir": str(run)}))
     rows = [row for row in Run(run).rows() if "train/loss" in row]
     first, last = rows[SKIPPED - 1], rows[-1]
     return float((last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"]))

@@ -6,8 +6,6 @@ Vocabulary 8192, width 256, 6 layers (T5: 3 + 3), 4 heads, float32; GPT-2 goes o
 128 new tokens, none fewer. Ours and theirs in turn, in one process.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.common import arguments_of, save
 from pipeline.bundle import Bundle, Model, make_model
 from pipeline.config import GenerationConfig
 from pipeline.data.config import TokenizerConfig
@@ -32,16 +31,14 @@ CASES = {"greedy, batch 1": (1, 1), "greedy, batch 16": (16, 1), "beam 5, batch 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_of("generation", __doc__, data=False)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind")
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/generation.json"), help="the numbers")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     rows = [row for preset in ("gpt2", "t5") for row in compare(preset, arguments.rounds)]
-    header = ("model", "what", "ours, tokens/s", "least", "most", "theirs", "least", "most", "ratio")
+    header = ("model", "what", "ours, tokens/s", "theirs", "ratio", "least", "most")
     print_table(f"transformers {transformers.__version__}, torch {torch.__version__}", header, rows)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps([dict(zip(range(len(row)), row, strict=True)) for row in rows], indent=2))
+    save(arguments.json, {"rows": [dict(zip(header, row, strict=True)) for row in rows]})
 
 
 def compare(preset: str, rounds: int) -> list[tuple[object, ...]]:
@@ -58,8 +55,9 @@ def compare(preset: str, rounds: int) -> list[tuple[object, ...]]:
                 if turn:
                     speeds[kind].append(batch * NEW_TOKENS / (time.perf_counter() - began))
         note(f"{preset}, {name}: done")
-        numbers = [f(speeds[kind]) for kind in ("ours", "theirs") for f in (statistics.median, min, max)]
-        rows.append((preset, name, *numbers, numbers[0] / numbers[3]))
+        own, other = (statistics.median(speeds[kind]) for kind in ("ours", "theirs"))
+        ratios = [one / two for one, two in zip(speeds["ours"], speeds["theirs"], strict=True)]
+        rows.append((preset, name, own, other, own / other, min(ratios), max(ratios)))
     return rows
 
 

@@ -8,22 +8,17 @@ with `trainer.devices` 1 and 2 and a thread for each process.
 """
 
 import argparse
-import json
 import multiprocessing
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.recipes import HELD_OUT, written
+from benchmarks.common import arguments_of, save, small_job, triptych, typed
 from benchmarks.training import Loss, hugging_face_loss, make_step, matrix_peak, status
 from pipeline.bundle import make_model
 from pipeline.data.batch import Batch
@@ -44,11 +39,9 @@ SHAPES: dict[str, list[Shape]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="novels-gutenberg", help="a folder of novels, or a name from the catalogue")
+    parser = arguments_of("growth", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="of the jobs with one and two processes")
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/growth.json"), help="the numbers")
     arguments = parser.parse_args()
     peak = matrix_peak()
     rows = []
@@ -59,11 +52,9 @@ def main() -> None:
     header = ("growing", "width", "sequences", "tokens", "ours, ms", "GPT-2, ms", "ratio", "least", "most",
               "share of peak", "MB", "GPT-2's MB")  # fmt: skip
     print_table(f"peak {peak / 1e9:.0f} GFLOP/s", header, rows)
-    processes = two_processes(arguments.data, arguments.steps)
+    processes = two_processes(arguments)
     print_table("triptych pretrain, a thread for each process", ("processes", "tokens/s"), processes)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    found = {"peak": peak, "header": header, "rows": rows, "processes": processes}
-    arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    save(arguments.json, {"peak": peak, "header": header, "rows": rows, "processes": processes})
 
 
 def measured(shape: Shape, rounds: int, peak: float) -> tuple[float, ...]:
@@ -127,30 +118,23 @@ def serve(pipe: Any, shape: Shape, ours: bool) -> None:
         pipe.send((time.perf_counter() - began, (status("VmHWM") - before) / 1024))
 
 
-def two_processes(data: str, steps: int) -> list[tuple[int, float]]:
+def two_processes(arguments: argparse.Namespace) -> list[tuple[int, float]]:
     """Tokens per second with one process and with two."""
+    found = []
     with tempfile.TemporaryDirectory() as scratch:
-        return [(devices, speed) for devices, speed in sorted(speeds(data, steps, Path(scratch)))]
-
-
-def speeds(data: str, steps: int, scratch: Path) -> Iterator[tuple[int, float]]:
-    options: dict[str, object] = {
-        "data.corpus": [data], "data.validation_books": [*HELD_OUT], "data.stores": str(scratch / "stores"),
-        "data.new_tokenizer.vocab_size": 8192, "data.sequence_length": 256, "data.batch_size": 16,
-        "model.family": "decoder", "model.size": "small", "trainer.max_steps": steps, "trainer.save_every": steps,
-        "trainer.validate_every": steps, "trainer.validation_samples": 16, "trainer.log_every": 1,
-        "tracking.samples_every": 0, "tracking.mode": "disabled",
-    }  # fmt: skip
-    for devices in (1, 2):
-        given = options | {"trainer.devices": devices, "run_dir": str(scratch / str(devices))}
-        words = [word for key, value in given.items() for word in (f"--{key}", written(value))]
-        command = [sys.executable, "-m", "pipeline", "pretrain", *words]
-        subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        rows = [row for row in Run(scratch / str(devices)).rows() if "train/loss" in row]
-        spans = [
-            (later["tokens"] - row["tokens"]) / (later["seconds"] - row["seconds"]) for row, later in pairwise(rows[2:])
-        ]
-        yield devices, statistics.median(spans)
+        for devices in (1, 2):
+            run = Path(scratch) / str(devices)
+            options = small_job(
+                arguments, Path(scratch), model__family="decoder", trainer__devices=devices, run_dir=str(run),
+                trainer__max_steps=arguments.steps, trainer__save_every=arguments.steps, trainer__log_every=1,
+                trainer__validate_every=arguments.steps, trainer__validation_samples=16,
+            )  # fmt: skip
+            triptych("pretrain", *typed(options), OMP_NUM_THREADS="1")
+            rows = [row for row in Run(run).rows() if "train/loss" in row]
+            pairs = pairwise(rows[2:])  # the first warm up
+            spans = [(two["tokens"] - one["tokens"]) / (two["seconds"] - one["seconds"]) for one, two in pairs]
+            found.append((devices, statistics.median(spans)))
+    return found
 
 
 if __name__ == "__main__":

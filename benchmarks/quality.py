@@ -9,9 +9,6 @@ books; one after the other on the whole machine. The clock of ours runs while it
 """
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import nullcontext
@@ -22,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.recipes import HELD_OUT, written
+from benchmarks.common import arguments_of, save, small_job, triptych, typed
 from benchmarks.training import hugging_face
 from pipeline.configuration import build
 from pipeline.data.batch import Batch
@@ -62,37 +59,29 @@ class Peer(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="novels-gutenberg", help="a folder of novels, or a name from the catalogue")
-    parser.add_argument("--held_out", nargs="*", default=HELD_OUT, help="books to validate on")
+    parser = arguments_of("quality", __doc__)
     parser.add_argument("--family", choices=PEERS, default="decoder")
     parser.add_argument("--minutes", type=float, default=15, help="of the peer")
     parser.add_argument("--tune", type=float, default=2, help="minutes for each learning rate of the peer")
     parser.add_argument("--steps", type=int, default=300, help="of ours")
     parser.add_argument("--options", nargs="*", default=[], help="more settings of ours")
-    parser.add_argument("--json", type=Path, help="the numbers")
     arguments = parser.parse_args()
     family, peer = arguments.family, PEERS[arguments.family]
     with tempfile.TemporaryDirectory() as scratch:
-        options = {
-            "data.corpus": json.dumps([arguments.data]), "data.validation_books": json.dumps([*arguments.held_out]),
-            "data.sequence_length": 256, "data.batch_size": 16, "data.new_tokenizer.vocab_size": 8192,
-            "data.stores": f"{scratch}/stores", "model.family": family, "model.size": "small",
-            "objective.name": OBJECTIVES[family], "trainer.validation_samples": 96, "tracking.mode": "disabled",
-        }  # fmt: skip
-        ours = options | {
-            "optim.name": "muon", "optim.lr": 0.003, "optim.warmup_steps": 20, "optim.final_share": 0,
-            "trainer.max_steps": arguments.steps, "trainer.validate_every": max(1, arguments.steps // 4),
-            "trainer.save_every": arguments.steps, "tracking.samples_every": 0, "run_dir": f"{scratch}/ours",
-        } | dict(option.split("=", 1) for option in arguments.options)  # fmt: skip
-        config = build(PretrainConfig, [], {key: written(value) for key, value in ours.items()})
+        ours = small_job(
+            arguments, Path(scratch), model__family=family, objective__name=OBJECTIVES[family], optim__name="muon",
+            optim__lr=0.003, optim__warmup_steps=20, optim__final_share=0, trainer__max_steps=arguments.steps,
+            trainer__validate_every=max(1, arguments.steps // 4), trainer__validation_samples=96,
+            trainer__save_every=arguments.steps, run_dir=f"{scratch}/ours",
+        )  # fmt: skip
+        ours |= dict(option.split("=", 1) for option in arguments.options)
+        config = build(PretrainConfig, [], ours)
         with opened(config, "peer") as run:
             job = make_job(config, run)  # its tokenizer and its store are what `triptych` goes on with
             tried = {rate: train_peer(job, peer, rate, 60 * arguments.tune)[-1] for rate in RATES}
             rate = min(tried, key=lambda rate: float(tried[rate]["val/loss"]))
             theirs = train_peer(job, peer, rate, 60 * arguments.minutes)
-        words = [word for key, value in ours.items() for word in (f"--{key}", written(value))]
-        subprocess.run([sys.executable, "-m", "pipeline", "pretrain", *words], check=True)
+        triptych("pretrain", *typed(ours))
         rows = [row for row in Run(Path(scratch) / "ours").rows() if "val/loss" in row]
     report(arguments, peer, rate, tried, theirs, rows)
 
@@ -149,10 +138,9 @@ def report(
     ]
     print_table(f"{arguments.family}: held-out loss over time", header, table)
     note(f"ours is as good after {share:.2f} of the time" if share else "ours did not get as good in these steps")
-    path = arguments.json or Path(f"benchmarks/results/quality-{arguments.family}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
     found = {"peer": peer, "rate": rate, "tried": {f"{key:g}": row["val/loss"] for key, row in tried.items()}}
-    path.write_text(json.dumps(found | {"share": share, "theirs": theirs, "ours": ours}, indent=2) + "\n")
+    path = arguments.json.with_stem(f"{arguments.json.stem}-{arguments.family}")
+    save(path, found | {"share": share, "theirs": theirs, "ours": ours})
 
 
 if __name__ == "__main__":

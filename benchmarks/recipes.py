@@ -6,27 +6,20 @@ Every run is a `triptych pretrain` of its own, two at a time with a thread each,
 order. What is finished is not done again. Bits per byte at equal steps do not depend on what else the machine does.
 """
 
-import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import yaml
 
+from benchmarks.common import arguments_of, save, triptych, typed, written
 from pipeline.files import read_json
 from pipeline.terminal import note, print_table
 
-HELD_OUT = ("*scarlet-letter*", "*treasure-island*", "*age-of-innocence*")
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="novels-gutenberg", help="a folder of novels, or a name from the catalogue")
-    parser.add_argument("--held_out", nargs="*", default=HELD_OUT, help="books to validate on")
+    parser = arguments_of("recipes", __doc__)
     parser.add_argument("--variants", type=Path, default=Path(__file__).with_suffix(".yaml"))
     parser.add_argument("--only", nargs="*", help="names of variants")
     parser.add_argument("--seeds", type=int, default=3)
@@ -36,7 +29,7 @@ def main() -> None:
     settings = yaml.safe_load(arguments.variants.read_text())
     variants = {name: given for name, given in settings["variants"].items() if name in (arguments.only or [name])}
     tokenizer = arguments.output / "tokenizer"
-    held_out = json.dumps([*arguments.held_out])
+    held_out = json.dumps(arguments.held_out)
     corpus = ["--corpus", arguments.data, "--validation_books", held_out]
     if not (tokenizer / "meta.json").is_file():
         triptych("tokenizer", "train", *corpus, "--vocab_size", "8192", "--output", str(tokenizer))
@@ -56,7 +49,7 @@ def main() -> None:
         rows.append((name, statistics.mean(bits), statistics.stdev(bits) if len(bits) > 1 else 0.0, len(bits)))
     rows.sort(key=lambda row: row[1])
     print_table("decoder, bits per byte", ("recipe", "mean", "deviation", "seeds"), rows)
-    (arguments.output / "recipes.json").write_text(json.dumps(rows, indent=2))
+    save(arguments.json, rows)
 
 
 def pretrain(options: dict[str, object]) -> dict[str, float]:
@@ -64,19 +57,8 @@ def pretrain(options: dict[str, object]) -> dict[str, float]:
     meta = Path(str(options["run_dir"])) / "bundle" / "meta.json"
     if not meta.is_file():
         note(f"{meta.parent.parent.name} begins")
-        triptych("pretrain", *(word for key, value in options.items() for word in (f"--{key}", written(value))))
+        triptych("pretrain", *typed({key: written(value) for key, value in options.items()}), OMP_NUM_THREADS="1")
     return dict(read_json(meta)["metrics"])
-
-
-def written(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def triptych(*words: str) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, env=environment)
-    if done.returncode:
-        sys.exit(f"triptych {' '.join(words)}\n{done.stderr}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 python -m benchmarks.startup --data NOVELS --rounds 5
 """
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -12,41 +10,34 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.recipes import HELD_OUT, written
+from benchmarks.common import arguments_of, save, small_job, triptych, typed
 from pipeline.terminal import print_table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="novels-gutenberg", help="a folder of novels, or a name from the catalogue")
+    parser = arguments_of("startup", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/startup.json"), help="the numbers")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        options: dict[str, object] = {
-            "data.corpus": [arguments.data], "data.validation_books": [*HELD_OUT], "data.stores": f"{scratch}/stores",
-            "model.size": "tiny", "trainer.max_steps": 1, "trainer.validation_samples": 1, "tracking.mode": "disabled",
-            "tracking.samples_every": 0,
-        }  # fmt: skip
-        words = [word for key, value in options.items() for word in (f"--{key}", written(value))]
-        triptych, first = [sys.executable, "-m", "pipeline"], f"{scratch}/first"
-        subprocess.run([*triptych, "pretrain", *words, "--run_dir", first], check=True, capture_output=True)
+        options = small_job(arguments, Path(scratch), trainer__max_steps=1, trainer__validation_samples=1)
+        words = typed(options | {"model.size": "tiny"})
+        command, first = [sys.executable, "-m", "pipeline"], f"{scratch}/first"
+        triptych("pretrain", *words, "--run_dir", first)
         words += ["--data.tokenizer", f"{first}/tokenizer"]
         seconds: dict[str, list[float]] = {}
         for turn in range(arguments.rounds):
             jobs = {
-                "triptych --help": [*triptych, "--help"],
-                "a first step and a bundle": [*triptych, "pretrain", *words, "--run_dir", f"{scratch}/{turn}"],
+                "triptych --help": [*command, "--help"],
+                "a first step and a bundle": [*command, "pretrain", *words, "--run_dir", f"{scratch}/{turn}"],
                 "import transformers.Trainer": [sys.executable, "-c", "from transformers import Trainer"],
             }  # fmt: skip
-            for name, command in jobs.items():
+            for name, job in jobs.items():
                 began = time.perf_counter()
-                subprocess.run(command, check=True, capture_output=True)
+                subprocess.run(job, check=True, capture_output=True)
                 seconds.setdefault(name, []).append(time.perf_counter() - began)
     rows = [(name, statistics.median(found), min(found), max(found)) for name, found in seconds.items()]
     print_table("Start-up", ("what", "seconds", "least", "most"), rows)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+    save(arguments.json, {"rows": rows})
 
 
 if __name__ == "__main__":

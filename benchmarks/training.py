@@ -9,8 +9,6 @@ differs: ours computes logits only where there is a target, and never all at onc
 the peak counts 2mnk for a product, attention in full, against the best product of two 2048² matrices of the same run.
 """
 
-import argparse
-import json
 import multiprocessing
 import statistics
 import time
@@ -24,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common import arguments_of, save
 from pipeline.bundle import make_model
 from pipeline.data.batch import Batch
 from pipeline.data.objectives import IGNORED
@@ -260,11 +259,10 @@ def status(name: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_of("training", __doc__, data=False)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--compile", action="store_true", help="measure both compiled too, which takes minutes more")
     parser.add_argument("--only", nargs="*", help="names of peers")
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/training.json"), help="the numbers")
     arguments = parser.parse_args()
     rows, peak = [], matrix_peak()
     for number, case in enumerate(CASES):
@@ -277,8 +275,7 @@ def main() -> None:
     )  # fmt: skip
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "x-transformers"))
     print_table(f"{versions}; peak {peak / 1e9:.0f} GFLOP/s", header, [tuple(row.values()) for row in rows])
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps({"versions": versions, "peak": peak, "rows": rows}, indent=2))
+    save(arguments.json, {"versions": versions, "peak": peak, "rows": rows})
 
 
 def measured(number: int, case: Case, rounds: int, compiled: bool, peak: float) -> dict[str, Any]:

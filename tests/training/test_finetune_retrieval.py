@@ -99,6 +99,13 @@ def test_a_recurrent_model_is_refused(folder: Path, tmp_path: Path, capsys: pyte
     assert expected in capsys.readouterr().err
 
 
+def test_a_run_goes_on_with_its_own_negatives(bundles: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """They are the others of a micro-batch, whose size other tasks may change."""
+    again = ["finetune", "--resume", str(bundles["encoder"].parent), "--data.micro_batch_size", "4"]
+    assert cli.main(again) == 2
+    assert "cannot go on with data.micro_batch_size" in capsys.readouterr().err
+
+
 def test_evaluating_prints_bm25_beside_it(
     folder: Path, bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

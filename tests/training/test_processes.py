@@ -262,6 +262,7 @@ def test_a_signal_to_two_processes_saves_and_leaves_with_75(number: int, place: 
     command = place.start(place.words(name, trainer__devices=2, trainer__max_steps=100_000), name)
     wait_for(lambda: last_step(run) >= 7, command)
     stopped_by_group(command, run, number)
+    assert not (run / "bundle").exists() and 7 <= last_step(run) < 100_000
 
 
 @pytest.mark.slow

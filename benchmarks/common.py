@@ -1,0 +1,53 @@
+"""What benchmarks share: their arguments, the job that several of them measure, and where the numbers go."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def arguments_of(name: str, text: str | None, data: bool = True) -> argparse.ArgumentParser:
+    """A parser with the arguments that most benchmarks have."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if data:
+        parser.add_argument("--data", default="novels-gutenberg", help="a folder of novels, or a set of the catalogue")
+        parser.add_argument("--held_out", nargs="*", default=["carroll-alice"], help="books to validate on")
+    parser.add_argument("--json", type=Path, default=Path(f"benchmarks/results/{name}.json"), help="the numbers")
+    return parser
+
+
+def small_job(arguments: argparse.Namespace, scratch: Path, **more: object) -> dict[str, str]:
+    """Settings of `triptych pretrain` in the shape of benchmarks/training.py, as they are typed; `a__b` is `a.b`."""
+    options: dict[str, object] = {
+        "data.corpus": [arguments.data], "data.validation_books": arguments.held_out,
+        "data.stores": str(scratch / "stores"), "data.new_tokenizer.vocab_size": 8192, "data.sequence_length": 256,
+        "data.batch_size": 16, "model.size": "small", "tracking.mode": "disabled", "tracking.samples_every": 0,
+    }  # fmt: skip
+    options |= {key.replace("__", "."): value for key, value in more.items()}
+    return {key: written(value) for key, value in options.items()}
+
+
+def written(value: object) -> str:
+    """A setting as it is typed."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def triptych(*words: str, **environment: str) -> None:
+    """Run a command in a process of its own."""
+    command = [sys.executable, "-m", "pipeline", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
+    if done.returncode:
+        sys.exit(f"triptych {' '.join(words)}\n{done.stderr}")
+
+
+def typed(options: dict[str, str]) -> list[str]:
+    """Settings as words of a command."""
+    return [word for key, value in options.items() for word in (f"--{key}", value)]
+
+
+def save(path: Path, found: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + "\n")
