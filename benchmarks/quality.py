@@ -12,6 +12,7 @@ import argparse
 import tempfile
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,7 @@ def main() -> None:
         config = build(PretrainConfig, [], ours)
         with opened(config, "peer") as run:
             job = make_job(config, run)  # its tokenizer and its store are what `triptych` goes on with
+            job = replace(job, total_steps=1_000_000)  # the clock stops the peer
             tried = {rate: train_peer(job, peer, rate, 60 * arguments.tune)[-1] for rate in RATES}
             rate = min(tried, key=lambda rate: float(tried[rate]["val/loss"]))
             theirs = train_peer(job, peer, rate, 60 * arguments.minutes)
