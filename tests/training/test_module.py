@@ -55,13 +55,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRIPTYCH_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 PLAIN: dict[str, Any] = {"model__dropout": 0.0, "tracking__samples_every": 0, "data__validation_fraction": 0.0}
 
 
