@@ -38,6 +38,7 @@ lock: .venv/installed-test
 
 bench: .venv/installed-bench
 	$(BIN)/python -m benchmarks.store
+	$(BIN)/python -m benchmarks.tokenizer
 	$(BIN)/python -m benchmarks.training --compile
 	$(BIN)/python -m benchmarks.endtoend
 	$(BIN)/python -m benchmarks.generation
