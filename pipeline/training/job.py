@@ -118,6 +118,8 @@ class Job:
     def memory(self, batch: Batch) -> float:
         """Bytes of weights, gradients, optimizer state and activations of a process; the libraries come on top."""
         fixed = 16.0 * trained_numbers(self.model)
+        if self.config.trainer.strategy == "fsdp":
+            fixed /= self.share.processes
         if self.model.architecture.family == "recurrent":
             return fixed
         source = 0 if batch.source_BS is None else batch.source_BS.shape[1]

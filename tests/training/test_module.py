@@ -79,6 +79,13 @@ def made(novels: Path, folder: Path, **more: Any) -> Job:
     return job
 
 
+def test_weights_in_parts_take_a_part_of_the_memory(novels: Path, folder: Path) -> None:
+    settings = {"family": "decoder", "trainer__devices": 2, "data__micro_batch_size": 1}
+    whole, parts = (made(novels, folder, **settings, trainer__strategy=kind) for kind in ("ddp", "fsdp"))
+    weights = 16 * sum(parameter.numel() for parameter in whole.model.parameters())
+    assert whole.memory(whole.first_batch()) - parts.memory(parts.first_batch()) == weights / 2
+
+
 def stir(model: nn.Module) -> None:
     """Weights that do something: the first ones make every block the identity."""
     torch.manual_seed(11)
