@@ -55,6 +55,7 @@ def draw_bars(axes: Any, rows: list[Bar]) -> None:
     axes.axvline(1, color="grey", linewidth=1)
     axes.set_yticks(range(len(rows)), [name for _, name, *_ in rows], fontsize=8)
     axes.invert_yaxis()
+    axes.set_xlim(0, 1.1 * max((most for *_, most in rows), default=1))  # room for the numbers
     axes.set_xlabel("times the peer's speed")
     axes.set_title("training step (blue), whole job (green), writing (orange)", fontsize=10)
 
