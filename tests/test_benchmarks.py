@@ -1,0 +1,41 @@
+"""The benchmarks' own tools: what they type is understood, and what they found is drawn."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import picture
+from benchmarks.common import arguments_of, save, small_job, typed
+from pipeline.configuration import build
+from pipeline.training.config import PretrainConfig
+
+
+def test_the_job_that_benchmarks_measure_is_understood(tmp_path: Path) -> None:
+    arguments = arguments_of("some", "text").parse_args(["--data", "novels/", "--held_out", "*emma*", "*alice*"])
+    options = small_job(arguments, tmp_path, model__family="decoder", trainer__max_steps=3)
+    config = build(PretrainConfig, [], options)
+    assert config.data.corpus == ["novels/"] and config.data.validation_books == ["*emma*", "*alice*"]
+    assert (config.model.family, config.model.size, config.trainer.max_steps) == ("decoder", "small", 3)
+    assert typed(options)[:2] == ["--data.corpus", '["novels/"]']
+
+
+def test_what_was_found_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = {"peer": "BERT", "family": "encoder", "ratio": 1.5, "least": 1.2, "most": 1.7}
+    wrote = {"model": "gpt2", "what": "greedy", "ratio": 1.9, "least": 1.8, "most": 2.0}
+    curve = [{"seconds": 60, "val/loss": 6.0}, {"seconds": 120, "val/loss": 5.5}]
+    jobs = [["ours", 9, 8, 10, 1, 1, 1], ["the Trainer", 6, 5, 7, 1.5, 1.4, 1.6]]
+    found = {"training": {"rows": [step]}, "generation": {"rows": [wrote]}, "endtoend": {"rows": jobs}}
+    for name, numbers in found.items():
+        save(tmp_path / "results" / f"{name}.json", numbers)
+    save(tmp_path / "results" / "quality-decoder.json", {"peer": "GPT-2", "theirs": curve, "ours": curve})
+    assert picture.bars(json.loads(json.dumps(found))) == [
+        ("training step", "BERT (encoder)", 1.5, 1.2, 1.7),
+        ("whole job", "pretrain, the Trainer", 1.5, 1.4, 1.6),
+        ("writing", "gpt2, greedy", 1.9, 1.8, 2.0),
+    ]
+    drawn = tmp_path / "speed.png"
+    monkeypatch.setattr(sys, "argv", ["picture", "--results", str(tmp_path / "results"), "--output", str(drawn)])
+    picture.main()
+    assert drawn.read_bytes().startswith(b"\x89PNG")
