@@ -9,7 +9,7 @@ from pipeline.model.config import Architecture, ModelConfig, resolve, split_bloc
 from pipeline.model.cost import count_flops, count_parameters
 
 WITHIN = 0.01
-FEED_FORWARD_UNIT = 32
+FEED_FORWARD_UNITS = (32, 8)  # of a small model, 32 may be more than a percent
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,22 @@ def matched(
         return own
     goal = value(cost_of(decoder, vocab_size, window, ObjectiveConfig(name="causal")), rule)
 
+    shape = resolve(own)
+
     def error(blocks: int, feed_forward: int) -> float:
         sides = split_blocks(own.family, blocks)
-        model = replace(
-            resolve(own), encoder_layers=sides[0], decoder_layers=sides[1], feed_forward=feed_forward
-        )  # fmt: skip
+        model = replace(shape, encoder_layers=sides[0], decoder_layers=sides[1], feed_forward=feed_forward)
         return value(cost_of(model, vocab_size, window, objective), rule) / goal - 1
 
     least, usual = (2 if family == "encoder-decoder" else 1), decoder.feed_forward
     blocks = min(range(least, 4 * decoder.layers + 1), key=lambda count: (abs(error(count, usual)), count))
-    widths = range(FEED_FORWARD_UNIT, 8 * decoder.width + 1, FEED_FORWARD_UNIT)
-    near = [(count, width) for count in range(max(least, blocks - 2), blocks + 3) for width in widths]
-    close = [pair for pair in near if abs(error(*pair)) <= WITHIN] or [min(near, key=lambda pair: abs(error(*pair)))]
+    counts = range(max(least, blocks - 2), blocks + 3)
+    for unit in FEED_FORWARD_UNITS:
+        near = [(count, width) for count in counts for width in range(unit, 8 * decoder.width + 1, unit)]
+        close = [pair for pair in near if abs(error(*pair)) <= WITHIN]
+        if close:
+            break
+    close = close or [min(near, key=lambda pair: abs(error(*pair)))]
     best = min(close, key=lambda pair: (abs(pair[1] - usual), abs(error(*pair))))  # a shape most like the reference's
     return replace(own, layers=best[0], feed_forward=best[1])
 

@@ -131,7 +131,7 @@ def test_variants_are_matched_started_and_compared_as_they_say(settings: dict[st
     }
     study = planned(settings, size="mini", variants=json.dumps(variants), skip="[]", pretrain_options="{}")
     decoder, equal = study.candidates["decoder"].cost, study.candidates["equal-flops"].cost
-    assert abs(equal.flops / decoder.flops - 1) <= 0.02 < abs(equal.parameters / decoder.parameters - 1)  # so small
+    assert abs(equal.flops / decoder.flops - 1) <= 0.01 < abs(equal.parameters / decoder.parameters - 1)
     assert study.candidates["warm"].cost.flops == study.candidates["encoder"].cost.flops
     assert [one.name for one in study.doing("sentiment")] == [*study.config.families, "equal-flops", "lstm"]
     assert [one.name for one in study.doing("summarization")] == [
