@@ -158,10 +158,11 @@ def test_recomputing_changes_nothing(family: str, trained: Run) -> None:
 
 
 def test_mixed_precision_learns_and_keeps_whole_weights(trained: Run) -> None:
-    run, exact = trained("bf16", trainer__precision="bf16-mixed"), trained("decoder-causal-0", objective__name="causal")
+    """At a rate at which rounding stays small: a bold one makes two runs of any precision drift apart."""
+    calm = {"objective__name": "causal", "optim__lr": 2e-3}
+    run, exact = trained("bf16", trainer__precision="bf16-mixed", **calm), trained("whole", **calm)
     losses, exact_losses = values(run, "val/loss"), values(exact, "val/loss")
-    assert losses[-1] < losses[0] - 0.15 and losses[:2] == pytest.approx(exact_losses[:2], abs=0.05)
-    assert losses == pytest.approx(exact_losses, abs=0.25), "it does not learn what whole numbers learn"
+    assert losses[-1] < losses[0] - 0.15 and losses == pytest.approx(exact_losses, abs=0.05)
     assert losses != exact_losses, "nothing was rounded"
     assert {tensor.dtype for tensor in weights_of(run).values()} == {torch.float32}
 
