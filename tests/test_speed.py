@@ -28,7 +28,8 @@ def test_writing_a_token_costs_no_more_the_longer_the_text_is() -> None:
     """With a cache a step reads one token; without it the last step of 256 would cost as much as reading all."""
     from pipeline.bundle import make_model
     from pipeline.model.config import ModelConfig, resolve
-    from pipeline.model.generation import Decoding, inference
+    from pipeline.model.decoding import Decoding
+    from pipeline.model.generation import inference
 
     model = make_model(resolve(ModelConfig(family="decoder", size="tiny")), 512)
     with inference(model):

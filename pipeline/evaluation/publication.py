@@ -45,9 +45,9 @@ def task_blocks(task: str, outcomes: list[Outcome]) -> list[dict[str, Any]]:
     samples = f"{first.split}/{'mistakes' if kind == 'classification' else 'samples'}"
     panels = [
         *curves(f"val/{first.metric}"),
-        panel("BarPlot", title=task, metrics=[score], groupby_rangefunc="stddev", **BY_MODEL),
-        panel("ScatterPlot", title="cost and quality", x="flops", y=score),
-        panel("WeavePanelSummaryTable", table_name=samples),
+        {"panel": "BarPlot", "title": task, "metrics": [score], "groupby_rangefunc": "stddev"} | BY_MODEL,
+        {"panel": "ScatterPlot", "title": "cost and quality", "x": "flops", "y": score},
+        {"panel": "WeavePanelSummaryTable", "table_name": samples},
     ]
     return [
         grid(cell.study.name, {"stage": "finetune", "task": config.task.name}, panels),
@@ -57,10 +57,8 @@ def task_blocks(task: str, outcomes: list[Outcome]) -> list[dict[str, Any]]:
 
 def curves(metric: str) -> list[dict[str, Any]]:
     """A metric over tokens and over FLOPs, a line for every model with the band over its seeds."""
-    return [
-        panel("LinePlot", title=f"{metric} over {axis}", x=axis, y=[metric], groupby_rangefunc="minmax", **BY_MODEL)
-        for axis in ("tokens", "flops")
-    ]
+    line = {"panel": "LinePlot", "y": [metric], "groupby_rangefunc": "minmax"} | BY_MODEL
+    return [line | {"title": f"{metric} over {axis}", "x": axis} for axis in ("tokens", "flops")]
 
 
 def mean_and_deviation(outcomes: list[Outcome]) -> str:
@@ -99,10 +97,6 @@ def heading(text: str) -> dict[str, Any]:
 
 def words(text: str) -> dict[str, Any]:
     return {"block": "MarkdownBlock", "text": text}
-
-
-def panel(name: str, **settings: Any) -> dict[str, Any]:
-    return {"panel": name, **settings}
 
 
 def grid(group: str, where: dict[str, str], panels: Sequence[dict[str, Any]]) -> dict[str, Any]:

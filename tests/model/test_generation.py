@@ -13,9 +13,10 @@ from pipeline.config import GenerationConfig
 from pipeline.data.config import TokenizerConfig
 from pipeline.errors import UserError
 from pipeline.model.config import ModelConfig, resolve
-from pipeline.model.generation import Generated, encode, generate
+from pipeline.model.generation import encode, generate
 from pipeline.model.huggingface import export_model
 from pipeline.model.packing import packed
+from pipeline.model.sampling import Generated
 from pipeline.model.transformer import Memory
 from pipeline.tokenizer import train
 from tests.novels import novel
