@@ -1,4 +1,8 @@
-"""What torch has no fused kernel for on a CPU, in as few passes over memory as its other kernels allow."""
+"""What keeps a CPU from waiting for its memory: pages kept, and operations torch has no fused kernel for.
+
+Such an operation is a function of autograd's where gradients are wanted, so that it keeps and passes over less; without
+them it is called plainly, since the call of such a function takes longer than the work of one written token.
+"""
 
 import ctypes
 from contextlib import suppress
@@ -28,11 +32,23 @@ class RMSNorm(nn.RMSNorm):
     """Divide by the root of the mean square, and scale."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_plain(x) and self.weight.dtype == x.dtype:
+        if is_plain(x) and self.weight.dtype == x.dtype and self.eps is not None:
+            if not torch.is_grad_enabled():
+                return normalised(x, self.weight, inverse_root(x, self.eps))
             result: Tensor = Normalised.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
             return result
         weight = self.weight.to(x.dtype)  # in mixed precision; torch's fused kernel wants one kind of numbers
         return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+
+
+def inverse_root(x: Tensor, epsilon: float) -> Tensor:
+    """One by the root of the mean square."""
+    return x.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+
+
+def normalised(x: Tensor, weight: Tensor, inverse: Tensor) -> Tensor:
+    """The norm, without a third tensor."""
+    return (x * inverse).mul_(weight)
 
 
 class Normalised(torch.autograd.Function):
@@ -40,9 +56,9 @@ class Normalised(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        inverse = x.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+        inverse = inverse_root(x, epsilon)
         ctx.save_for_backward(x, weight, inverse)
-        return (x * inverse).mul_(weight)
+        return normalised(x, weight, inverse)
 
     @staticmethod
     @once_differentiable
@@ -57,7 +73,7 @@ class Normalised(torch.autograd.Function):
 
 def squared_relu(x: Tensor) -> Tensor:
     """The square of what is positive."""
-    if not is_plain(x):
+    if not (is_plain(x) and torch.is_grad_enabled()):
         return F.relu(x).square()
     result: Tensor = SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
     return result

@@ -38,13 +38,31 @@ def test_squared_relu_is_relu_squared() -> None:
     torch.testing.assert_close(gradients(squared_relu(x), x), gradients(plain, x))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_numbers_take_torchs_way(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd's functions are not to be called."""
+
     def refuse(*_: object) -> None:
-        raise AssertionError("not for these numbers")
+        raise AssertionError("not for this")
 
     monkeypatch.setattr(fast.Normalised, "apply", refuse)
     monkeypatch.setattr(fast.SquaredReLU, "apply", refuse)
+
+
+@pytest.mark.usefixtures("no_function")
+def test_without_gradients_the_operations_are_called_plainly() -> None:
+    """Writing calls them for one token at a time, where the call of a function of autograd's would cost more."""
+    x = torch.randn(3, 8)
+    ours, theirs = RMSNorm(8, 1e-3), nn.RMSNorm(8, 1e-3)
+    with torch.no_grad():
+        theirs.weight.copy_(ours.weight.normal_(1.0, 0.5))
+        torch.testing.assert_close(ours(x), theirs(x))
+        torch.testing.assert_close(squared_relu(x), F.relu(x).square(), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("no_function")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_numbers_take_torchs_way(dtype: torch.dtype) -> None:
     x = torch.randn(3, 8).to(dtype)
     assert RMSNorm(8, 1e-6).to(dtype)(x).dtype == squared_relu(x).dtype == dtype
 
