@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import arguments_of, save, small_job, triptych, typed
+from benchmarks.harness import arguments_of, save, small_job, triptych, typed
 from pipeline.configuration import build
 from pipeline.data.batch import Batch
 from pipeline.files import read_json

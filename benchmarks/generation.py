@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.common import arguments_of, save
+from benchmarks.harness import arguments_of, save
 from pipeline.bundle import Bundle, Model, make_model
 from pipeline.config import GenerationConfig
 from pipeline.data.config import TokenizerConfig

@@ -8,18 +8,18 @@ with `trainer.devices` 1 and 2 and a thread for each process.
 """
 
 import argparse
-import multiprocessing
 import statistics
 import tempfile
-import time
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import arguments_of, save, small_job, triptych, typed
-from benchmarks.training import Loss, hugging_face_loss, make_step, matrix_peak, status
+from benchmarks.harness import Step, Worker, arguments_of, in_turn, save, small_job, triptych, typed
+from benchmarks.training import Loss, hugging_face_loss, make_step, matrix_peak
 from pipeline.bundle import make_model
 from pipeline.data.batch import Batch
 from pipeline.model.config import ModelConfig, resolve
@@ -59,35 +59,20 @@ def main() -> None:
 
 def measured(shape: Shape, rounds: int, peak: float) -> tuple[float, ...]:
     """Milliseconds and megabytes of ours and of the peer."""
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    for ours in (True, False):
-        here, there = context.Pipe()
-        processes.append(context.Process(target=serve, args=(there, shape, ours), daemon=True))
-        processes[-1].start()
-        pipes.append(here)
-    answers = [[ask(pipe) for pipe in pipes] for _ in range(rounds + 2)][2:]  # the first two warm up
-    for process in processes:
-        process.kill()
-    own, theirs = (statistics.median(answer[who][0] for answer in answers) for who in (0, 1))
-    ratios = [answer[1][0] / answer[0][0] for answer in answers]
+    answers = in_turn({ours: Worker(partial(prepare, shape, ours)) for ours in (True, False)}, rounds)
+    own, theirs = (statistics.median(answer[ours]["seconds"] for answer in answers) for ours in (True, False))
+    ratios = [answer[False]["seconds"] / answer[True]["seconds"] for answer in answers]
     width, sequences, tokens = shape
     work = sequences * count_flops(resolve(our_config(width, tokens)), VOCABULARY, 0, tokens, tokens).training
-    memory = (answers[-1][who][1] for who in (0, 1))
+    memory = (answers[-1][ours]["memory"] for ours in (True, False))
     return (1e3 * own, 1e3 * theirs, theirs / own, min(ratios), max(ratios), work / own / peak, *memory)
-
-
-def ask(pipe: Any) -> tuple[float, float]:
-    pipe.send(None)
-    answer: tuple[float, float] = pipe.recv()
-    return answer
 
 
 def our_config(width: int, tokens: int) -> ModelConfig:
     return ModelConfig(family="decoder", width=width, layers=BLOCKS, head_width=64, max_positions=max(512, tokens))
 
 
-def serve(pipe: Any, shape: Shape, ours: bool) -> None:
+def prepare(shape: Shape, ours: bool) -> Callable[[], Step]:
     import transformers as t
 
     width, sequences, tokens = shape
@@ -98,24 +83,21 @@ def serve(pipe: Any, shape: Shape, ours: bool) -> None:
         source_BS=None, source_real_BS=None, inputs_BT=inputs_BT, inputs_real_BT=None, targets_BT=targets_BT,
         prefix_B=None, tokens=inputs_BT.numel(), samples=sequences, loss_positions=inputs_BT.numel(),
     )  # fmt: skip
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    model: Any
-    if ours:
-        model = Network(make_model(resolve(our_config(width, tokens)), VOCABULARY))
-    else:
-        drops: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        config = t.GPT2Config(
-            vocab_size=VOCABULARY, n_embd=width, n_layer=BLOCKS, n_head=width // 64, n_positions=max(512, tokens),
-            **drops,
-        )  # fmt: skip
-        model = Loss(t.GPT2LMHeadModel(config), lambda model, batch: hugging_face_loss("GPT-2", model, batch))
-    step = make_step(model, batch, compiled=False)
-    while True:
-        pipe.recv()
-        began = time.perf_counter()
-        step()
-        pipe.send((time.perf_counter() - began, (status("VmHWM") - before) / 1024))
+
+    def make() -> Step:
+        model: Any
+        if ours:
+            model = Network(make_model(resolve(our_config(width, tokens)), VOCABULARY))
+        else:
+            drops: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+            config = t.GPT2Config(
+                vocab_size=VOCABULARY, n_embd=width, n_layer=BLOCKS, n_head=width // 64,
+                n_positions=max(512, tokens), **drops,
+            )  # fmt: skip
+            model = Loss(t.GPT2LMHeadModel(config), lambda model, batch: hugging_face_loss("GPT-2", model, batch))
+        return make_step(model, batch, compiled=False)
+
+    return make
 
 
 def two_processes(arguments: argparse.Namespace) -> list[tuple[int, float]]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import arguments_of, save, small_job, triptych, typed
+from benchmarks.harness import arguments_of, save, small_job, triptych, typed
 from benchmarks.training import hugging_face
 from pipeline.configuration import build
 from pipeline.data.batch import Batch

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.common import arguments_of, save, triptych, typed, written
+from benchmarks.harness import arguments_of, save, triptych, typed, written
 from pipeline.files import read_json
 from pipeline.terminal import note, print_table
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.common import arguments_of, save, small_job, triptych, typed
+from benchmarks.harness import arguments_of, save, small_job, triptych, typed
 from pipeline.terminal import print_table
 
 

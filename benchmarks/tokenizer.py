@@ -16,7 +16,7 @@ from typing import Literal
 
 import sentencepiece
 
-from benchmarks.common import arguments_of, save
+from benchmarks.harness import arguments_of, save
 from pipeline.data.cleaning import Notes
 from pipeline.data.config import CorpusConfig, TokenizerConfig
 from pipeline.data.sources import sources

@@ -9,20 +9,18 @@ differs: ours computes logits only where there is a target, and never all at onc
 the peak counts 2mnk for a product, attention in full, against the best product of two 2048² matrices of the same run.
 """
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import arguments_of, save
+from benchmarks.harness import Step, Worker, arguments_of, in_turn, save
 from pipeline.bundle import make_model
 from pipeline.data.batch import Batch
 from pipeline.data.objectives import IGNORED
@@ -36,7 +34,6 @@ from pipeline.training.optim import make_optimizer
 
 VOCABULARY, WIDTH, LAYERS, HEADS, FEED_FORWARD, SEQUENCES, TOKENS, TARGET = 8192, 256, 6, 4, 1024, 16, 256, 64
 MASKED = 0.15
-Step = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -192,13 +189,14 @@ def make_batch(family: str) -> Batch:
     )  # fmt: skip
 
 
-def make_step(model: nn.Module, batch: Batch, compiled: bool) -> Step:
+def make_step(model: nn.Module, batch: Batch, compiled: bool, kept: bool = True) -> Step:
     """One optimizer step on the same batch again, as users of ours and of the peer would do it."""
     model.train()
     ours = isinstance(model, Network)
     if isinstance(model, Network):
         torch.set_flush_denormal(True)
-        keep_freed_memory()
+        if kept:
+            keep_freed_memory()
         optimizer = make_optimizer(model.model, OptimConfig())
         for stack in filter(None, (model.model.encoder, model.model.decoder)) if compiled else ():
             stack.compile()
@@ -219,43 +217,11 @@ def make_step(model: nn.Module, batch: Batch, compiled: bool) -> Step:
 # --- Measuring ---------------------------------------------------------------------------------------------------
 
 
-class Worker:
-    """A process that trains one model, a step at a time."""
-
-    def __init__(self, case: int, ours: bool, compiled: bool) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, other = context.Pipe()
-        self.process = context.Process(target=serve, args=(other, case, ours, compiled), daemon=True)
-        self.process.start()
-
-    def ask(self) -> dict[str, float]:
-        """Let it do a step."""
-        self.pipe.send(None)
-        answer: dict[str, float] = self.pipe.recv()
-        return answer
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-
-def serve(pipe: Any, number: int, ours: bool, compiled: bool) -> None:
+def prepare(number: int, ours: bool, compiled: bool) -> Callable[[], Step]:
     case = CASES[number]
     batch = make_batch(case.family)
-    case.make(0.0)  # what is imported does not count as memory
-    before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    step = make_step(our_model(case) if ours else case.make(case.dropout), batch, compiled)
-    while True:
-        pipe.recv()
-        began = time.perf_counter()
-        step()
-        pipe.send({"seconds": time.perf_counter() - began, "memory": (status("VmHWM") - before) / 1024})
-
-
-def status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(name)))
+    case.make(0.0)  # imports its library
+    return lambda: make_step(our_model(case) if ours else case.make(case.dropout), batch, compiled)
 
 
 def main() -> None:
@@ -280,14 +246,7 @@ def main() -> None:
 
 def measured(number: int, case: Case, rounds: int, compiled: bool, peak: float) -> dict[str, Any]:
     kinds = [(ours, fused) for fused in (False, True)[: 1 + compiled] for ours in (True, False)]
-    workers = {kind: Worker(number, *kind) for kind in kinds}
-    try:
-        for worker in workers.values():  # they warm up and compile
-            worker.ask(), worker.ask()
-        answers = [{kind: worker.ask() for kind, worker in workers.items()} for _ in range(rounds)]
-    finally:
-        for worker in workers.values():
-            worker.stop()
+    answers = in_turn({kind: Worker(partial(prepare, number, *kind)) for kind in kinds}, rounds)
     median = {kind: statistics.median(answer[kind]["seconds"] for answer in answers) for kind in kinds}
     best = {
         who: min((kind for kind in kinds if kind[0] == who), key=lambda kind: median[kind]) for who in (True, False)

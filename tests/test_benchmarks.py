@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import picture
-from benchmarks.common import arguments_of, save, small_job, typed
+from benchmarks.harness import arguments_of, save, small_job, typed
 from pipeline.configuration import build
 from pipeline.training.config import PretrainConfig
 

@@ -1,12 +1,17 @@
-"""What benchmarks share: their arguments, the job that several of them measure, and where the numbers go."""
+"""What benchmarks share: their arguments, processes that train in turn, a job to measure, and where numbers go."""
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+Step = Callable[[], object]
 
 
 def arguments_of(name: str, text: str | None, data: bool = True) -> argparse.ArgumentParser:
@@ -51,3 +56,52 @@ def typed(options: dict[str, str]) -> list[str]:
 def save(path: Path, found: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
+
+
+class Worker:
+    """A process of its own that does a step when asked.
+
+    `prepare` is called in it: it imports what it takes, which does not count as memory, and gives what makes the step.
+    """
+
+    def __init__(self, prepare: Callable[[], Callable[[], Step]]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=serve, args=(other, prepare), daemon=True)
+        self.process.start()
+
+    def ask(self) -> dict[str, float]:
+        """Let it do a step: its seconds, and the most megabytes that training has taken so far."""
+        self.pipe.send(None)
+        answer: dict[str, float] = self.pipe.recv()
+        return answer
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def serve(pipe: Any, prepare: Callable[[], Callable[[], Step]]) -> None:
+    make = prepare()
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the highest memory so far is forgotten
+    step = make()
+    while True:
+        pipe.recv()
+        began = time.perf_counter()
+        step()
+        pipe.send({"seconds": time.perf_counter() - began, "memory": (status("VmHWM") - before) / 1024})
+
+
+def status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(name)))
+
+
+def in_turn(workers: dict[Any, Worker], rounds: int, warmup: int = 2) -> list[dict[Any, dict[str, float]]]:
+    """What each answers, round by round, after rounds in which they warm up and compile."""
+    try:
+        return [{key: worker.ask() for key, worker in workers.items()} for _ in range(warmup + rounds)][warmup:]
+    finally:
+        for worker in workers.values():
+            worker.stop()
