@@ -43,7 +43,8 @@ class Steps:
 class TokenSteps:
     """Steps of about as many tokens each: rows of similar length together, so that little is padding."""
 
-    lengths: Integers
+    parts: Integers
+    """The lengths of each row's parts (its source, its target), one row a row."""
     batch_tokens: int
     seed: int
     batch_size: int = 0
@@ -56,6 +57,10 @@ class TokenSteps:
         return len(self.cuts) - 1
 
     @cached_property
+    def lengths(self) -> Integers:
+        return self.parts.sum(1)
+
+    @cached_property
     def cuts(self) -> list[int]:
         """Where the rows, from the shortest to the longest, are cut into steps; the same in every epoch."""
         cuts = [0]
@@ -65,12 +70,12 @@ class TokenSteps:
         return [*cuts, len(self.lengths)]
 
     def keys(self, step: int) -> list[Key]:
-        """The rows of one step: which of one length come together, and when, is drawn anew for every epoch."""
+        """The rows of one step: which of the same lengths come together, and when, is drawn anew for every epoch."""
         epoch, place = divmod(step, self.per_epoch)
         if epoch not in self.sorted:
             drawn = cached_order(len(self.lengths), self.seed, epoch)
             self.sorted.clear()
-            self.sorted[epoch] = drawn[np.argsort(self.lengths[drawn], kind="stable")]
+            self.sorted[epoch] = drawn[np.lexsort((self.parts[drawn, 0], self.lengths[drawn]))]
         number = int(cached_order(self.per_epoch, self.seed + 1, epoch)[place])
         return [(step, epoch, int(row)) for row in self.sorted[epoch][self.cuts[number] : self.cuts[number + 1]]]
 

@@ -191,7 +191,7 @@ def make_job(config: FinetuneConfig, run: Run) -> TaskJob:
     examples = [encoder.example(row) for row in rows.train]
     steps: Steps | TokenSteps = Steps(len(examples), data.batch_size, config.seed)
     if data.batch_tokens:
-        sizes = np.array([sum(len(ids) for ids in (one.source, one.inputs) if ids is not None) for one in examples])
+        sizes = np.array([[len(ids) for ids in (one.source, one.inputs) if ids is not None] for one in examples])
         steps = TokenSteps(sizes, data.batch_tokens, config.seed)
     elif data.batch_size > len(examples):
         raise UserError(f"data.batch_size: {data.batch_size}, but there are only {len(examples)} training rows")

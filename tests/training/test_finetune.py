@@ -232,8 +232,8 @@ def test_pooling_never_sees_padding() -> None:
 
 
 def test_batches_by_tokens_hold_every_row_once_an_epoch() -> None:
-    lengths = np.random.default_rng(0).integers(3, 60, 500)
-    steps = TokenSteps(lengths, batch_tokens=400, seed=1)
+    parts = np.random.default_rng(0).integers(3, 30, (500, 2))
+    lengths, steps = parts.sum(1), TokenSteps(parts, batch_tokens=400, seed=1)
     for epoch in (0, 1):
         batches = [steps.keys(epoch * steps.per_epoch + place) for place in range(steps.per_epoch)]
         assert sorted(key[2] for batch in batches for key in batch) == list(range(500))
@@ -241,6 +241,15 @@ def test_batches_by_tokens_hold_every_row_once_an_epoch() -> None:
         shares = [Share(rank, 2, 0).parts(batches[0], 0)[0] for rank in (0, 1)]
         assert sorted(shares[0] + shares[1]) == sorted(batches[0])
     assert steps.keys(0) != [(0, 0, key[2]) for key in steps.keys(steps.per_epoch)]
+
+
+def test_batches_by_tokens_hold_little_padding_on_either_side() -> None:
+    """Rows of one total whose sources differ would be padded twice."""
+    parts = np.random.default_rng(0).integers(5, 30, (20_000, 2))
+    steps = TokenSteps(parts, batch_tokens=1000, seed=1)
+    batches = [parts[[key[2] for key in steps.keys(place)]] for place in range(steps.per_epoch)]
+    computed = sum(len(batch) * batch.max(0).sum() for batch in batches)
+    assert parts.sum() < computed < 1.05 * parts.sum()
 
 
 def test_made_up_rows_are_right_and_in_one_split_only() -> None:
