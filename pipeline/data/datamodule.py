@@ -58,7 +58,8 @@ class TokenSteps:
 
     @cached_property
     def lengths(self) -> Integers:
-        return self.parts.sum(1)
+        lengths: Integers = self.parts.sum(1)
+        return lengths
 
     @cached_property
     def cuts(self) -> list[int]:
