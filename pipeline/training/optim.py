@@ -12,6 +12,8 @@ from torch.optim.adamw import adamw
 
 from pipeline.training.config import OptimConfig
 
+TOGETHER = 2**24  # numbers, in matrices of one shape, that Muon makes orthogonal at a time
+
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
     """AdamW, or Muon for the matrices of the blocks and AdamW for everything else."""
@@ -113,16 +115,23 @@ class Muon(Optimizer):
         return result
 
     def update_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        ahead: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}  # by shape
         for parameter in parameters:
             assert parameter.grad is not None
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
             state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-            ahead = parameter.grad.lerp(state["momentum"], group["momentum"])  # Nesterov
-            rows, columns = parameter.shape
-            update = orthogonal(ahead, group["iterations"]) * max(1.0, rows / columns) ** 0.5
-            parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
+            nesterov = parameter.grad.lerp(state["momentum"], group["momentum"])
+            ahead.setdefault(parameter.shape, []).append((parameter, nesterov))
+        for (rows, columns), alike in ahead.items():
+            scale = max(1.0, rows / columns) ** 0.5
+            together = max(1, TOGETHER // (rows * columns))
+            for start in range(0, len(alike), together):
+                part = alike[start : start + together]
+                updates = orthogonal(torch.stack([matrix for _, matrix in part]), group["iterations"])
+                for (parameter, _), update in zip(part, updates, strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * scale)
 
     def update_rest(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         for parameter in parameters:
@@ -150,12 +159,30 @@ class Muon(Optimizer):
         )
 
 
-def orthogonal(matrix: Tensor, iterations: int) -> Tensor:
-    """About the nearest matrix with singular values of one, by Newton and Schulz's iteration."""
-    tall = matrix.shape[0] > matrix.shape[1]
-    x: Tensor = (matrix.mT if tall else matrix).to(torch.bfloat16 if matrix.is_cuda else torch.float32)
-    x = x / (x.norm() + 1e-7)
-    for _ in range(iterations):
-        gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return (x.mT if tall else x).to(matrix.dtype)
+def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
+    """About the nearest matrices with singular values of one, by Newton and Schulz's iteration."""
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x: Tensor = (matrices.mT if tall else matrices).to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    if x.dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
+        x = iterated(x @ x.mT, iterations) @ x
+    else:
+        for _ in range(iterations):
+            x = torch.baddbmm(x, polynomial(x @ x.mT), x, beta=3.4445)
+    return (x.mT if tall else x).to(matrices.dtype)
+
+
+def polynomial(gram: Tensor) -> Tensor:
+    return torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+
+
+def iterated(gram: Tensor, iterations: int) -> Tensor:
+    """All iterations as one factor, made of small matrices only; squaring as it does, it needs full precision."""
+    factor = None
+    for left in reversed(range(iterations)):
+        step = polynomial(gram)
+        step.diagonal(dim1=-2, dim2=-1).add_(3.4445)
+        factor = step if factor is None else step @ factor
+        gram = step @ gram @ step if left else gram
+    assert factor is not None
+    return factor

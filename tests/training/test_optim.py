@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pipeline.bundle import Model, make_model
 from pipeline.model.config import ModelConfig, resolve
+from pipeline.training import optim
 from pipeline.training.config import OptimConfig
 from pipeline.training.optim import Muon, make_optimizer, orthogonal, parameter_groups, rate_share, set_rate
 
@@ -155,11 +156,44 @@ def test_orthogonal_makes_all_singular_values_about_one(rows: int, columns: int,
     matrix = torch.randn(rows, columns)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     values = values.clamp(min=0.1 * float(values.max()))  # the iteration does not reach values close to 0
-    found = orthogonal(left @ values.diag() @ right * size, 5)
+    found = orthogonal((left @ values.diag() @ right * size)[None], 5)[0]
     assert found.shape == matrix.shape
     inside = left.T @ found @ right.T
     assert (inside.diag() - 1).abs().max() < 0.35
     assert (inside - inside.diag().diag()).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(96, 24), (24, 96), (48, 48), (1, 16)])
+def test_many_matrices_are_orthogonal_as_one_alone(rows: int, columns: int) -> None:
+    """The iteration as it is written, for a matrix of full and of low rank, beside all of them at once."""
+    torch.manual_seed(1)
+    low = torch.randn(rows, 1) @ torch.randn(1, columns)
+    matrices = torch.stack([torch.randn(rows, columns), 1e-3 * torch.randn(rows, columns), low])
+    for found, matrix in zip(orthogonal(matrices, 5), matrices, strict=True):
+        x = (matrix / matrix.norm()).double()
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        torch.testing.assert_close(found.double(), x, rtol=0, atol=6e-5)  # 3.4445⁵ times the rounding of float32
+
+
+@pytest.mark.parametrize("together", [1, 100, 10**6])
+def test_muon_does_not_depend_on_what_it_computes_together(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim, "TOGETHER", together)
+    torch.manual_seed(3)
+    start = [torch.randn(shape) for shape in ((8, 4), (4, 4), (8, 4), (8, 4))]
+    goals = [torch.randn_like(tensor) for tensor in start]
+    ways = []
+    for apart in (False, True):
+        parameters = [nn.Parameter(tensor.clone()) for tensor in start]
+        for group in [[one] for one in parameters] if apart else [parameters]:
+            of_group = [goals[next(n for n, one in enumerate(parameters) if one is two)] for two in group]
+            given = {"params": group, "lr": 0.02, "weight_decay": 0.5, "muon": True}
+            train(Muon([given], betas=(0.9, 0.95), eps=1e-8), group, of_group, 3)
+        ways.append(parameters)
+    for one, other, first in zip(*ways, start, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        assert (one - first).abs().max() > 1e-3
 
 
 def quadratic(parameters: Sequence[Tensor], goals: list[Tensor]) -> Tensor:
