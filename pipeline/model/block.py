@@ -34,19 +34,21 @@ class FeedForward(nn.Module):
     def __init__(self, model: Architecture) -> None:
         super().__init__()
         self.gated = "glu" in model.activation
-        self.activate = ACTIVATIONS[model.activation]
+        self.activation = model.activation
         self.input = nn.Linear(model.width, model.feed_forward * (2 if self.gated else 1), bias=model.bias)
         self.output = nn.Linear(model.feed_forward, model.width, bias=model.bias)
         self.dropout = nn.Dropout(model.activation_dropout)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        inner = self.input(x_BTC)
-        if self.gated:
-            gate, value = inner.chunk(2, dim=-1)
-            inner = self.activate(gate) * value
-        else:
-            inner = self.activate(inner)
-        return self.output(self.dropout(inner))
+        return self.output(self.dropout(self.widen(x_BTC)))
+
+    def widen(self, x_BTC: Tensor) -> Tensor:
+        """What is inside, activated."""
+        inner, activate = self.input(x_BTC), ACTIVATIONS[self.activation]
+        if not self.gated:
+            return activate(inner)
+        gate, value = inner.chunk(2, dim=-1)
+        return activate(gate) * value
 
 
 class Residual(nn.Module):

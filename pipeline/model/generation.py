@@ -37,7 +37,8 @@ def generate(
     whatever else is in the batch. Beam search returns fewer sequences than it should only if there are no more.
     """
     check(model, prompts, config, memory)
-    with inference(model), packed(*filter(None, (model.decoder, model.head))):
+    rows = len(prompts) * max(config.beams, config.sequences)
+    with inference(model), packed(*filter(None, (model.decoder, model.head)), rows=rows):
         ids_BT, real_BT = padded(prompts, model, left=True)
         history_BL = ids_BT.new_full((len(prompts), ids_BT.shape[1] + config.max_new_tokens), NOTHING)
         history_BL[:, : ids_BT.shape[1]] = ids_BT if real_BT is None else ids_BT.where(real_BT, NOTHING)

@@ -2,7 +2,7 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ from pipeline.bundle import Bundle, Model, make_model
 from pipeline.config import GenerationConfig
 from pipeline.data.config import TokenizerConfig
 from pipeline.errors import UserError
-from pipeline.model.config import ModelConfig, resolve
+from pipeline.model.block import FeedForward
+from pipeline.model.config import Activation, ModelConfig, resolve
 from pipeline.model.generation import encode, generate
 from pipeline.model.huggingface import export_model
 from pipeline.model.packing import packed
@@ -255,13 +256,29 @@ def test_what_cannot_be_written_is_one_line() -> None:
         generate(make("decoder", "learned"), [[5] * 60], config, end=END)
 
 
+@pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize(("inputs", "outputs", "bias"), [(8, 64, True), (5, 33, False), (16, 3, True), (7, 1, True)])
-def test_packed_weights_give_the_same_products_and_leave_no_trace(inputs: int, outputs: int, bias: bool) -> None:
+def test_packed_weights_give_the_same_products_and_leave_no_trace(
+    inputs: int, outputs: int, bias: bool, rows: int
+) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(inputs, outputs, bias=bias)
-    for shape in ((1, inputs), (16, 1, inputs)):
+    for shape in ((1, inputs), (16, 1, inputs), (3, 2, inputs)):  # of the last a row is not beside the next
         x = torch.randn(shape)
-        with torch.no_grad(), packed(linear):
+        x = x[:, -1] if len(shape) > 2 else x
+        with torch.no_grad(), packed(linear, rows=rows):
             fast = linear(x)
         assert "forward" not in vars(linear)
         torch.testing.assert_close(fast, linear(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_packed_feed_forward_layer_activates_as_before(activation: Activation, rows: int) -> None:
+    torch.manual_seed(0)
+    layer = FeedForward(resolve(ModelConfig(size="tiny", activation=activation))).eval()
+    x = torch.randn(16, 1, layer.input.in_features)
+    with torch.no_grad(), packed(layer, rows=rows):
+        fast = layer(x)
+    assert "widen" not in vars(layer)
+    torch.testing.assert_close(fast, layer(x), rtol=1e-5, atol=1e-6)
