@@ -16,6 +16,7 @@ from pipeline.data.windows import Windows, epoch_order
 from pipeline.model.config import Family
 
 Key = tuple[int, int, int]  # step, epoch, sample
+GRAIN = 2  # tokens: finer keeps out more padding, coarser lets more rows change places
 
 
 @dataclass(frozen=True)
@@ -50,33 +51,44 @@ class TokenSteps:
     batch_size: int = 0
     """Steps have no fixed number of rows."""
     sorted: dict[int, Integers] = field(default_factory=dict)
-    """The rows of the epoch that was last asked for, from the shortest to the longest: sorted once, not every step."""
+    """The rows of the epoch that was last asked for, in the order they are cut in: sorted once, not every step."""
 
     @property
     def per_epoch(self) -> int:
         return len(self.cuts) - 1
 
     @cached_property
-    def lengths(self) -> Integers:
-        lengths: Integers = self.parts.sum(1)
-        return lengths
+    def rounded(self) -> Integers:
+        """Lengths rounded up: rows that are alike in these change places from epoch to epoch."""
+        rounded: Integers = -(-self.parts // GRAIN) * GRAIN
+        return rounded
 
     @cached_property
     def cuts(self) -> list[int]:
-        """Where the rows, from the shortest to the longest, are cut into steps; the same in every epoch."""
-        cuts = [0]
-        for place, length in enumerate(np.sort(self.lengths), 1):
-            if (place - cuts[-1]) * length > self.batch_tokens and place - 1 > cuts[-1]:
-                cuts.append(place - 1)
-        return [*cuts, len(self.lengths)]
+        """Where the sorted rows are cut into steps, each part padded to its longest; the same in every epoch."""
+        rounded = self.rounded[self.similar(np.arange(len(self.parts)))]
+        cuts, longest = [0], rounded[0]
+        for place, row in enumerate(rounded):
+            longest = np.maximum(longest, row)
+            if place > cuts[-1] and (place + 1 - cuts[-1]) * longest.sum() > self.batch_tokens:
+                cuts.append(place)
+                longest = row
+        return [*cuts, len(rounded)]
+
+    def similar(self, rows: Integers) -> Integers:
+        """Rows from the shortest to the longest; of one total by their source, up and down in turn."""
+        rounded = self.rounded[rows]
+        total = rounded.sum(1)
+        source = rounded[:, 0] * np.where(total // GRAIN % 2, -1, 1)
+        found: Integers = rows[np.lexsort((source, total))]
+        return found
 
     def keys(self, step: int) -> list[Key]:
-        """The rows of one step: which of the same lengths come together, and when, is drawn anew for every epoch."""
+        """The rows of one step: which of similar lengths come together, and when, is drawn anew for every epoch."""
         epoch, place = divmod(step, self.per_epoch)
         if epoch not in self.sorted:
-            drawn = cached_order(len(self.lengths), self.seed, epoch)
             self.sorted.clear()
-            self.sorted[epoch] = drawn[np.lexsort((self.parts[drawn, 0], self.lengths[drawn]))]
+            self.sorted[epoch] = self.similar(cached_order(len(self.parts), self.seed, epoch))
         number = int(cached_order(self.per_epoch, self.seed + 1, epoch)[place])
         return [(step, epoch, int(row)) for row in self.sorted[epoch][self.cuts[number] : self.cuts[number + 1]]]
 

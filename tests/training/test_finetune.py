@@ -233,14 +233,28 @@ def test_pooling_never_sees_padding() -> None:
 
 def test_batches_by_tokens_hold_every_row_once_an_epoch() -> None:
     parts = np.random.default_rng(0).integers(3, 30, (500, 2))
-    lengths, steps = parts.sum(1), TokenSteps(parts, batch_tokens=400, seed=1)
+    steps = TokenSteps(parts, batch_tokens=400, seed=1)
     for epoch in (0, 1):
         batches = [steps.keys(epoch * steps.per_epoch + place) for place in range(steps.per_epoch)]
         assert sorted(key[2] for batch in batches for key in batch) == list(range(500))
-        assert all(len(batch) * max(lengths[key[2]] for key in batch) <= 400 or len(batch) == 1 for batch in batches)
+        padded = [len(batch) * parts[[key[2] for key in batch]].max(0).sum() for batch in batches]
+        assert sorted(padded)[1] > 200 and max(padded) <= 400  # what is left may be one small batch
         shares = [Share(rank, 2, 0).parts(batches[0], 0)[0] for rank in (0, 1)]
         assert sorted(shares[0] + shares[1]) == sorted(batches[0])
     assert steps.keys(0) != [(0, 0, key[2]) for key in steps.keys(steps.per_epoch)]
+    assert all(len(TokenSteps(np.array([[1, 99], [99, 1]]), 200, 1).keys(place)) == 1 for place in (0, 1))
+
+
+def test_batches_by_tokens_are_of_other_rows_in_every_epoch() -> None:
+    parts = np.random.default_rng(0).integers(5, 30, (20_000, 2))
+    steps = TokenSteps(parts, batch_tokens=1000, seed=1)
+    first, second = (
+        {frozenset(key[2] for key in steps.keys(epoch * steps.per_epoch + place)) for place in range(steps.per_epoch)}
+        for epoch in (0, 1)
+    )
+    mates = {row: batch for batch in first for row in batch}
+    again = [len(batch & mates[row]) - 1 for batch in second for row in batch]
+    assert sum(again) < 0.4 * sum(len(batch) - 1 for batch in second for _ in batch)
 
 
 def test_batches_by_tokens_hold_little_padding_on_either_side() -> None:
