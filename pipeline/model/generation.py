@@ -38,7 +38,8 @@ def generate(
     """
     check(model, prompts, config, memory)
     rows = len(prompts) * max(config.beams, config.sequences)
-    with inference(model), packed(*filter(None, (model.decoder, model.head)), rows=rows):
+    eager = torch.compiler.set_stance("force_eager")  # compiling for every length takes longer than writing
+    with inference(model), eager, packed(*filter(None, (model.decoder, model.head)), rows=rows):
         ids_BT, real_BT = padded(prompts, model, left=True)
         history_BL = ids_BT.new_full((len(prompts), ids_BT.shape[1] + config.max_new_tokens), NOTHING)
         history_BL[:, : ids_BT.shape[1]] = ids_BT if real_BT is None else ids_BT.where(real_BT, NOTHING)

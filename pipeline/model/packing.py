@@ -14,16 +14,13 @@ from torch import Tensor, nn
 
 from pipeline.model.attention import Attention
 from pipeline.model.block import FeedForward
-from pipeline.model.config import Activation
 
 PARTS_PER_THREAD = 2  # measured: faster than one
 LEAST_OUTPUTS = 16  # of a part: float32 numbers in a cache line
 
 
 Product = Callable[[Tensor], Tensor]
-FUSED: dict[Activation, tuple[str, str]] = {
-    "relu": ("relu", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"),
-}  # fmt: skip
+FUSED = {"relu": ("relu", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}  # oneDNN's names
 
 
 @contextmanager
@@ -41,13 +38,16 @@ def packed(*modules: nn.Module, rows: int) -> Iterator[None]:
 
 
 def lay_out(parts: Sequence[nn.Module], rows: int) -> None:
-    for part in parts:
-        if type(part) is nn.Linear:
-            vars(part)["forward"] = product(part.weight, part.bias, rows)
-        elif type(part) is Attention and not part.cross:
+    done: set[nn.Module] = set()  # layers inside of a larger product
+    for part in parts:  # a module comes before what it holds
+        if type(part) is Attention and not part.cross:
             vars(part)["projections"] = in_one_product(part, rows)
+            done |= {part.query, part.key_value}
         elif type(part) is FeedForward and part.activation in FUSED and blocked(part.input.weight, rows):
             vars(part)["widen"] = by_blocks(part.input.weight, part.input.bias, rows, *FUSED[part.activation])
+            done.add(part.input)
+        elif type(part) is nn.Linear and part not in done:
+            vars(part)["forward"] = product(part.weight, part.bias, rows)
 
 
 def in_one_product(attention: Attention, rows: int) -> Callable[[Tensor], tuple[Tensor, ...]]:

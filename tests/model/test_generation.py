@@ -282,3 +282,12 @@ def test_a_packed_feed_forward_layer_activates_as_before(activation: Activation,
         fast = layer(x)
     assert "widen" not in vars(layer)
     torch.testing.assert_close(fast, layer(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_model_writes_without_being_compiled_for_every_length() -> None:
+    model = make("decoder")
+    config = GenerationConfig(max_new_tokens=3)
+    expected = generate(model, PROMPTS, config, end=END)
+    assert model.decoder is not None
+    model.decoder.compile()
+    assert [one[0].ids for one in generate(model, PROMPTS, config, end=END)] == [one[0].ids for one in expected]
