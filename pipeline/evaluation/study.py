@@ -14,14 +14,7 @@ from pipeline.data.tasks import TASKS
 from pipeline.errors import Stopped, UserError
 from pipeline.evaluation.cell import Cell, metric_of, result_of
 from pipeline.evaluation.config import StudyConfig
-from pipeline.evaluation.plan import (
-    Candidate,
-    plan_candidates,
-    plan_rows,
-    read_settings,
-    warn_of_distance,
-    write_plan,
-)
+from pipeline.evaluation.plan import Candidate, plan_candidates, plan_rows, read_settings, warn_of_distance, write_plan
 from pipeline.evaluation.process import run_command
 from pipeline.files import write_text
 from pipeline.model.config import ModelConfig

@@ -73,13 +73,4 @@ def start_tracking(job: TaskJob, run: Run) -> tracking.Tracker:
         "pretrained": config.init_from is not None,
     }
     inputs = [bundle_input(job.start.meta)] if "weights_sha256" in job.start.meta else []
-    return tracking.start(
-        config.tracking,
-        run.path,
-        job="finetune",
-        name=run.path.name,
-        settings=asdict(config),
-        facts=facts,
-        inputs=inputs,
-        enabled=rank() == 0,
-    )
+    return tracking.start(config.tracking, run.path, asdict(config), facts, inputs, enabled=rank() == 0)

@@ -115,23 +115,26 @@ class Muon(Optimizer):
         return result
 
     def update_matrices(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        ahead: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}  # by shape
+        alike: dict[torch.Size, list[Tensor]] = {}
         for parameter in parameters:
-            assert parameter.grad is not None
-            state = self.state[parameter]
-            if not state:
-                state["momentum"] = torch.zeros_like(parameter)
-            state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-            nesterov = parameter.grad.lerp(state["momentum"], group["momentum"])
-            ahead.setdefault(parameter.shape, []).append((parameter, nesterov))
-        for (rows, columns), alike in ahead.items():
+            alike.setdefault(parameter.shape, []).append(parameter)
+        for (rows, columns), matrices in alike.items():
             scale = max(1.0, rows / columns) ** 0.5
             together = max(1, TOGETHER // (rows * columns))
-            for start in range(0, len(alike), together):
-                part = alike[start : start + together]
-                updates = orthogonal(torch.stack([matrix for _, matrix in part]), group["iterations"])
-                for (parameter, _), update in zip(part, updates, strict=True):
+            for start in range(0, len(matrices), together):
+                part = matrices[start : start + together]
+                updates = orthogonal(torch.stack([self.ahead(matrix, group) for matrix in part]), group["iterations"])
+                for parameter, update in zip(part, updates, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * scale)
+
+    def ahead(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """The gradient with its momentum, by Nesterov's rule."""
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
+        return parameter.grad.lerp(state["momentum"], group["momentum"])
 
     def update_rest(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         for parameter in parameters:

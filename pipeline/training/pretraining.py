@@ -206,16 +206,7 @@ def start_tracking(job: Job, run: Run) -> tracking.Tracker:
     inputs = [Input("corpus", "corpus", job.store.corpus), Input("tokenizer", "tokenizer", job.tokenizer.fingerprint)]
     if config.init_from and (Path(config.init_from) / "meta.json").is_file():
         inputs.append(bundle_input(read_json(Path(config.init_from) / "meta.json")))
-    tracker = tracking.start(
-        config.tracking,
-        run.path,
-        job="pretrain",
-        name=run.path.name,
-        settings=asdict(config),
-        facts=facts,
-        inputs=inputs,
-        enabled=rank() == 0,
-    )
+    tracker = tracking.start(config.tracking, run.path, asdict(config), facts, inputs, enabled=rank() == 0)
     manifest = job.store.path / MANIFEST
     tracker.artifact("corpus", "corpus", [manifest], aliases=[job.store.corpus])
     tracker.artifact("tokenizer", "tokenizer", run.path / "tokenizer", aliases=[job.tokenizer.fingerprint])

@@ -15,21 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from pipeline.files import read_json, write_json
 from pipeline.terminal import note, warn
+from pipeline.training import server
 from pipeline.training.config import TrackingConfig
-from pipeline.training.server import (
-    PATIENCE_SECONDS,
-    declare_inputs,
-    hold_lock,
-    one_line,
-    prepare,
-    record_path,
-    require_key,
-    require_server,
-    synced_mark,
-    unsynced,
-    upload,
-    wait_for,
-)
 
 if TYPE_CHECKING:
     import wandb
@@ -53,15 +40,15 @@ class Input:
 def start(
     config: TrackingConfig,
     run_dir: Path,
-    *,
-    job: str,
-    name: str,
     settings: dict[str, Any],
     facts: dict[str, Any],
     inputs: list[Input],
     enabled: bool = True,
 ) -> "Tracker":
-    """Begin to record a job, or go on recording it; whatever W&B does, this returns a tracker."""
+    """Begin to record a job, or go on recording it; whatever W&B does, this returns a tracker.
+
+    `facts`, the stage among them, are what runs are compared by.
+    """
     mode = os.environ.get("WANDB_MODE", "auto") if config.mode == "auto" else config.mode
     if not enabled or mode == "disabled":
         return Tracker()
@@ -69,24 +56,24 @@ def start(
     try:
         from pipeline.bundle import git_commit  # here, since it brings torch, which `sync` does not need
 
-        prepare(run_dir)
+        server.prepare(run_dir)
         record = open_record(run_dir, config, inputs)
         arguments = {
             "id": record["id"],
             "project": record["project"],
             "entity": record["entity"],
             "group": config.group,
-            "name": config.name or name,
-            "job_type": job,
+            "name": config.name or run_dir.name,
+            "job_type": facts["stage"],
             "tags": config.tags,
             "config": settings | facts | config.labels | {"git_commit": git_commit()},
             "resume": "allow",
             "dir": run_dir,
         }
-        lock = hold_lock(run_dir)
+        lock = server.hold_lock(run_dir)
         return Tracker(open_run(arguments, mode), arguments, lock)
     except Exception as error:  # tracking never stops training
-        warn(f"W&B: this run is not tracked ({one_line(error)})")
+        warn(f"W&B: this run is not tracked ({server.one_line(error)})")
         return Tracker()
 
 
@@ -151,7 +138,7 @@ class Tracker:
                 add(str(path), policy=policy, skip_cache=True)
             logged = run.log_artifact(artifact, aliases=["latest", *aliases])
             if not run.offline:
-                wait_for(logged)
+                server.wait_for(logged)
 
         self.in_background(deliver)
 
@@ -169,14 +156,16 @@ class Tracker:
         online, segment = not self.run.offline, Path(self.run.dir).parent
         self.worker.submit(self.offer_unsent, self.run)
         if online:
-            self.worker.submit(declare_inputs, self.arguments["dir"])  # now: it may have made some of them itself
+            self.worker.submit(
+                server.declare_inputs, self.arguments["dir"]
+            )  # now: it may have made some of them itself
         self.worker.shutdown()
         complete = not self.unsent
         with self.forgiving("the end of the run"):
             try:
                 self.run.finish(exit_code)
                 if online:
-                    synced_mark(segment).touch()
+                    server.synced_mark(segment).touch()
             except TimeoutError:
                 complete = False
             if self.unsent:
@@ -198,7 +187,7 @@ class Tracker:
         with self.forgiving("a table or artifact"):
             try:
                 if not run.offline:
-                    require_server()
+                    server.require_server()
                 deliver(run)
             except Exception:
                 if not run.offline:
@@ -225,7 +214,7 @@ class Tracker:
         except Exception as error:
             if what not in self.warned:
                 self.warned.add(what)
-                warn(f"W&B: {what} could not be sent ({one_line(error)}); training goes on")
+                warn(f"W&B: {what} could not be sent ({server.one_line(error)}); training goes on")
 
 
 def open_run(arguments: dict[str, Any], mode: str) -> "wandb.Run":
@@ -233,14 +222,14 @@ def open_run(arguments: dict[str, Any], mode: str) -> "wandb.Run":
     reason = "as asked"
     if mode != "offline":
         try:
-            require_key()
-            require_server()
-            if earlier := unsynced(arguments["dir"]):
-                upload(earlier, timeout=UPLOAD_SECONDS)  # first, or its rows would come after those of this job
+            server.require_key()
+            server.require_server()
+            if earlier := server.unsynced(arguments["dir"]):
+                server.upload(earlier, timeout=UPLOAD_SECONDS)  # first, or its rows would come after those of this job
             return init(arguments, mode="online")
         except Exception as error:
-            reason = one_line(error)
-            prepare(arguments["dir"])
+            reason = server.one_line(error)
+            server.prepare(arguments["dir"])
     note(f"W&B: offline ({reason}); to upload the run later: triptych sync {arguments['dir']}")
     return init(arguments, mode="offline")
 
@@ -251,7 +240,7 @@ def init(arguments: dict[str, Any], mode: Literal["online", "offline"]) -> "wand
     settings = wandb.Settings(
         console="off",
         silent=True,
-        init_timeout=2 * PATIENCE_SECONDS,
+        init_timeout=2 * server.PATIENCE_SECONDS,
         finish_timeout=FINISH_SECONDS,
         finish_timeout_raises=True,
         x_transaction_log_flush_interval=0.5,  # what a killed process loses, in seconds
@@ -266,7 +255,7 @@ def init(arguments: dict[str, Any], mode: Literal["online", "offline"]) -> "wand
 
 def open_record(run_dir: Path, config: TrackingConfig, inputs: list[Input]) -> dict[str, Any]:
     """Read or make the file that keeps the run's id, and the artifacts it was made from until the server knows them."""
-    path = record_path(run_dir)
+    path = server.record_path(run_dir)
     fresh: dict[str, Any] = {
         "id": uuid.uuid4().hex[:12],
         "project": config.project,

@@ -51,10 +51,8 @@ def begin(run_dir: Path, inputs: list[Input] | None = None, **config: Any) -> Tr
     return start(
         TrackingConfig(group="novels", tags=["test"], **config),
         run_dir,
-        job="pretrain",
-        name="decoder-tiny",
         settings={"model": {"width": 128}, "seed": 1},
-        facts={"family": "decoder", "size": "tiny"},
+        facts={"stage": "pretrain", "family": "decoder", "size": "tiny"},
         inputs=inputs or [],
     )
 
@@ -124,7 +122,7 @@ def test_online_the_server_gets_one_run_with_everything(tmp_path: Path, server: 
     tracker.finish(exit_code=3)
     _, run = server.runs.values()
     assert run.exit_code == 3 and run.used == ["corpus"]
-    expected = {"displayName": "decoder-tiny", "jobType": "pretrain", "groupName": "novels", "tags": ["test"]}
+    expected = {"displayName": "run", "jobType": "pretrain", "groupName": "novels", "tags": ["test"]}
     assert expected.items() <= run.fields.items() and run.fields["project"] == "triptych"
     assert run.config["model"]["value"] == {"width": 128} and run.config["family"]["value"] == "decoder"
     assert run.axes == {"train/*": "tokens", "val/*": "tokens"}
@@ -193,7 +191,7 @@ def test_training_goes_on_when_the_server_dies_and_sync_uploads_the_rest(
     train(tracker, 1, 2)
     server.die()
     with monkeypatch.context() as patched:
-        patched.setattr(tracking, "require_server", slow_refusal)
+        patched.setattr("pipeline.training.server.require_server", slow_refusal)
         began = time.monotonic()
         train(tracker, 3, 4)
         hand_on(tracker, tmp_path / "run")
@@ -277,7 +275,7 @@ from pathlib import Path
 from pipeline.training.tracking import start
 from pipeline.training.config import TrackingConfig
 run_dir = Path({str(tmp_path)!r})
-common = dict(job="pretrain", name="n", settings={{}}, facts={{}}, inputs=[])
+common = dict(settings={{}}, facts={{}}, inputs=[])
 for tracker in (
     start(TrackingConfig(mode="disabled"), run_dir, **common),
     start(TrackingConfig(mode="offline"), run_dir, **common, enabled=False),
