@@ -207,7 +207,7 @@ class PretrainConfig:
     resume: str | None = None
     """Go on with the run in this folder; nothing else is needed."""
     dry_run: bool = False
-    """Print the plan, try one step and one validation batch, and leave nothing behind."""
+    """Print the plan, try one step and one validation batch, and keep only the token store."""
 
     def __post_init__(self) -> None:
         check_objective(self.objective, self.model.family)

@@ -73,7 +73,7 @@ def try_out(config: PretrainConfig) -> None:
         if rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
     if rank() == 0:
-        note("dry run: one step and one validation batch work; nothing was kept")
+        note("dry run: one step and one validation batch work; only the token store is kept")
 
 
 # --- Material ----------------------------------------------------------------------------------------------------

@@ -294,7 +294,7 @@ def test_a_dry_run_shows_the_plan_and_leaves_nothing_behind(
     assert cli.main([*words, "--dry_run"]) == 0
     written = capsys.readouterr().err
     assert "20 steps of 8 × 32 tokens" in written and "parameters" in written and "FLOPs" in written
-    assert "val/loss" in written and "nothing was kept" in written
+    assert "val/loss" in written and "only the token store is kept" in written
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["temporary", "work"]
     assert cli.main(without_folder([*words, "--dry_run", "--trainer.max_steps", "5"])) == 0
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["temporary", "work"]
