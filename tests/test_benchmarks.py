@@ -5,11 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from benchmarks import picture
+from benchmarks import picture, tasks
 from benchmarks.harness import arguments_of, save, small_job, typed
 from pipeline.configuration import build
-from pipeline.training.config import PretrainConfig
+from pipeline.training.config import FinetuneConfig, PretrainConfig
 
 
 def test_the_job_that_benchmarks_measure_is_understood(tmp_path: Path) -> None:
@@ -39,3 +40,26 @@ def test_what_was_found_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "argv", ["picture", "--results", str(tmp_path / "results"), "--output", str(drawn)])
     picture.main()
     assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_settings_of_the_tasks_are_understood() -> None:
+    settings = yaml.safe_load(Path(tasks.__file__).with_suffix(".yaml").read_text())
+    first = settings["pretrain"]
+    for family in tasks.FAMILIES:
+        files = [Path(f"configs/pretrain/{family}.yaml"), Path(first["config"])]
+        assert build(PretrainConfig, files, tasks.as_typed(first["options"])).model.family == family
+    for name, task in settings["tasks"].items():
+        for given in task["runs"].values():
+            options = task["options"] | {key: value for key, value in given.items() if key != "start"}
+            options |= settings["scratch"] if "model.family" in given else {}
+            config = build(FinetuneConfig, [Path(task["config"])], tasks.as_typed(options))
+            assert config.task.name == name.partition("-")[0] and given.get("start") in (None, *tasks.FAMILIES)
+
+
+def test_counted_words_are_a_baseline(tmp_path: Path) -> None:
+    rows = [{"text": f"a {word} film", "label": str(label)} for label, word in enumerate(("bad", "good"))] * 5
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"data.train": str(tmp_path / "train.jsonl"), "data.validation": str(tmp_path / "dev.jsonl")}
+    assert tasks.tfidf(files) == 1.0
+    assert tasks.content_hash(tmp_path / "train.jsonl") == tasks.content_hash(tmp_path / "dev.jsonl")
