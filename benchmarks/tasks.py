@@ -2,12 +2,11 @@
 
     python -m benchmarks.tasks --data DATA --only sentiment retrieval --output benchmarks/results/tasks
 
-DATA holds a folder of novels and one for each task; their names are in benchmarks/tasks.yaml. Every run is a `triptych`
-command of its own: it is printed, and what is finished is not done again. All runs of a family start from one bundle;
-those from scratch have the same model and tokenizer. Scores are of the held-out part that each set brings.
+DATA holds a folder of novels and one for each task, named as in benchmarks/tasks.yaml; without it the catalogue's sets
+are taken. Every run is a `triptych` command of its own: it is printed, and what is finished is not done again. All runs
+of a family start from one bundle; those from scratch have the same model and tokenizer. Scores are of validation rows.
 """
 
-import hashlib
 import json
 import statistics
 from pathlib import Path
@@ -16,9 +15,12 @@ from typing import Any
 import yaml
 
 from benchmarks.harness import arguments_of, save, triptych, typed, written
+from pipeline.configuration import build
+from pipeline.data.rows import Rows, read_task
 from pipeline.data.tasks import TASKS
 from pipeline.files import read_json
 from pipeline.terminal import note, print_table
+from pipeline.training.config import FinetuneConfig
 
 HEADER = ("task", "run", "metric", "mean", "deviation", "seeds", "next to nothing", "minutes a seed")
 FAMILIES = ("encoder", "decoder", "encoder-decoder")
@@ -33,15 +35,19 @@ def main() -> None:
     arguments = parser.parse_args()
     text = arguments.settings.read_text().replace("DATA/", f"{arguments.data}/").replace("OUT/", f"{arguments.output}/")
     settings = yaml.safe_load(text)
+    if not Path(arguments.data).is_dir():
+        take_catalogue(settings, arguments.data, arguments.held_out)
     few = {"trainer.max_steps": arguments.steps, "trainer.validation_samples": 8} if arguments.steps else {}
     tasks = {name: task for name, task in settings["tasks"].items() if name in (arguments.only or [name])}
     starts = {run.get("start") for task in tasks.values() for run in task["runs"].values()} - {None}
     pretrain(settings["pretrain"], starts, few, arguments.output)
     rows = []
     for name, task in tasks.items():
-        note(f"{name}: training rows {content_hash(Path(task['options']['data.train']))}")
-        if task.get("tfidf"):
-            rows.append((name, "TF-IDF, logistic regression", "accuracy", tfidf(task["options"]), 0.0, 1, "-", "-"))
+        config = build(FinetuneConfig, [Path(task["config"])], as_typed(task["options"]))
+        found = read_task(config.task, config.data, seed=1)
+        note(f"{name}: {config.data.train}, rows {found.fingerprint[:12]}")
+        if config.task.name == "sentiment":
+            rows.append((name, "TF-IDF, logistic regression", "accuracy", tfidf(found), 0.0, 1, "-", "-"))
         for run, given in task["runs"].items():
             options = {key: value for key, value in given.items() if key != "start"}
             start = {"init_from": str(arguments.output / given["start"] / "bundle")} if "start" in given else {}
@@ -52,11 +58,19 @@ def main() -> None:
     save(arguments.json, [dict(zip(HEADER, row, strict=True)) for row in rows])
 
 
+def take_catalogue(settings: dict[str, Any], novels: str, held_out: list[str]) -> None:
+    """Let every job read sets that anyone can fetch."""
+    settings["pretrain"]["options"] |= {"data.corpus": [novels], "data.validation_books": held_out}
+    for task in settings["tasks"].values():
+        task["options"] = {key: value for key, value in task["options"].items() if key != "data.validation"}
+        task["options"]["data.train"] = task["catalogue"]
+
+
 def pretrain(settings: dict[str, Any], families: set[str], few: dict[str, Any], output: Path) -> None:
     """A tokenizer and a bundle of each family that a run starts from."""
     options = settings["options"] | few
-    books = yaml.safe_load(Path(settings["config"]).read_text())["data"]["validation_books"]
-    corpus = ["--corpus", written(options["data.corpus"]), "--validation_books", json.dumps(books)]
+    books = options["data.validation_books"]
+    corpus = ["--corpus", written(options["data.corpus"]), "--validation_books", written(books)]
     if not (output / "tokenizer" / "meta.json").is_file():
         run("tokenizer", "train", *corpus, "--vocab_size", "8192", "--output", str(output / "tokenizer"))
     for family in sorted(families, key=FAMILIES.index):
@@ -83,19 +97,16 @@ def finetune(task: dict[str, Any], options: dict[str, Any], folder: Path) -> tup
     return metric, statistics.mean(values), deviation, len(values), metas[0]["baselines"][f"val/{metric}"], minutes
 
 
-def tfidf(options: dict[str, Any]) -> float:
+def tfidf(rows: Rows) -> float:
     """The accuracy of counted words and pairs of words with a linear model."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
-    files = (options["data.train"], options["data.validation"])
-    train, dev = ([json.loads(line) for line in Path(file).read_text().splitlines()] for file in files)
-    model = make_pipeline(
-        TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), LogisticRegression(C=10, max_iter=1000)
-    )
-    model.fit([row["text"] for row in train], [row["label"] for row in train])
-    return float(model.score([row["text"] for row in dev], [row["label"] for row in dev]))
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True)
+    model = make_pipeline(words, LogisticRegression(C=10, max_iter=1000))
+    model.fit([row.source for row in rows.train], [row.label for row in rows.train])
+    return float(model.score([row.source for row in rows.validation], [row.label for row in rows.validation]))
 
 
 def as_typed(options: dict[str, Any]) -> dict[str, str]:
@@ -105,12 +116,6 @@ def as_typed(options: dict[str, Any]) -> dict[str, str]:
 def run(*words: str) -> None:
     note(f"$ triptych {' '.join(words)}")
     triptych(*words)
-
-
-def content_hash(path: Path) -> str:
-    """Twelve figures by which a set of rows is known."""
-    files = sorted(path.glob("*.*")) if path.is_dir() else [path]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 if __name__ == "__main__":
