@@ -3,7 +3,16 @@
 # Safe to interrupt and to repeat: what is finished is not done again. DEMO_TEXTS=shipped needs no network.
 set -eu
 TRIPTYCH=${TRIPTYCH:-triptych}
-run() { printf '\n$ triptych %s\n' "$*"; "$TRIPTYCH" "$@"; }
+quoted() {
+  for word in "$@"; do
+    case $word in
+      *"'"*) printf ' "%s"' "$word" ;;
+      *[!A-Za-z0-9_./-]*) printf " '%s'" "$word" ;;
+      *) printf ' %s' "$word" ;;
+    esac
+  done
+}
+run() { printf '\n$ triptych%s\n' "$(quoted "$@")"; "$TRIPTYCH" "$@"; }
 
 corpus=novels-gutenberg held_out="[carroll-alice]" tasks=configs/demo/finetune
 for name in "$corpus" reviews-movies summaries-xsum verses-en-de; do

@@ -28,6 +28,7 @@ def test_the_demo_runs_without_a_network_and_again_in_no_time(tmp_path: Path) ->
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout + done.stderr)
     assert outputs[0].count("$ triptych finetune") == 7 and "$ triptych finetune" not in outputs[1]
+    assert "/bundle 'A moving story, told with warmth and wit.'" in outputs[0]  # as it can be pasted
     assert {"sentiment", "summarization", "translation"} <= set(outputs[1].split())
     assert (tmp_path / "demo/study/report.html").stat().st_size > 10_000
     assert list((tmp_path / "demo/attention").glob("*.png"))
