@@ -98,7 +98,7 @@ def test_workers_end_with_their_parent(tmp_path: Path, sent: signal.Signals) -> 
     command = [sys.executable, str(script)]
     parent = subprocess.Popen(
         command, stdout=subprocess.PIPE, cwd=project, env={**os.environ, "PYTHONPATH": "."},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests run in the background inherit it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # in the background it is ignored
     )  # fmt: skip
     assert parent.stdout is not None
     assert is_running(int(parent.stdout.readline()))
