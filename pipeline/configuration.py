@@ -198,7 +198,8 @@ def keys_in(path: Path, known: Fields) -> dict[str, Place]:
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=PlainLoader)
     except FileNotFoundError as error:
-        raise UserError(f"{path}: no such config file") from error
+        beside = sorted({one.stem for root in (Path(), *SHIPPED) for one in (root / path.parent).glob("*.yaml")})
+        raise UserError(f"{path}: no such config file{suggestion(path.stem, beside)}") from error
     except IsADirectoryError as error:
         raise UserError(f"{path}: is a folder, not a config file") from error
     except ValueError as error:

@@ -78,6 +78,8 @@ def test_configs_are_found_from_any_folder_and_own_files_come_first(
     assert cli.main(words) == 0 and "size: tiny" in capsys.readouterr().out
     assert cli.main(["pretrain", "--config", "configs/model/huge.yaml", "--data.corpus", "x"]) == 2
     assert capsys.readouterr().err == "error: configs/model/huge.yaml: no such config file\n"
+    assert cli.main(["pretrain", "--config", "configs/pretrain/decodr.yaml", "--data.corpus", "x"]) == 2
+    assert capsys.readouterr().err.endswith("decodr.yaml: no such config file; did you mean 'decoder'?\n")
 
 
 @pytest.mark.slow
