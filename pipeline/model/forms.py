@@ -225,7 +225,7 @@ HARMLESS = re.compile(
 def read_config(path: Path) -> tuple[Form, dict[str, Any]]:
     """The form of a config.json and what it says, in which nothing is left that we cannot represent exactly."""
     if not path.is_file():
-        raise UserError(f"{path.parent}: no bundle (meta.json), nor a model of transformers (config.json); or write hf:NAME")
+        raise UserError(f"{path.parent}: no bundle (meta.json), no model of transformers (config.json); or hf:NAME")
     config = read_json(path)
     kind = config.get("model_type") if isinstance(config, dict) else None
     forms = [form for form in FORMS if form.model_type == kind]
