@@ -66,11 +66,11 @@ class TokenSteps:
     @cached_property
     def cuts(self) -> list[int]:
         """Where the sorted rows are cut into steps, each part padded to its longest; the same in every epoch."""
-        rounded = self.rounded[self.similar(np.arange(len(self.parts)))]
+        rounded = self.rounded[self.similar(np.arange(len(self.parts)))].tolist()  # quicker, one by one
         cuts, longest = [0], rounded[0]
         for place, row in enumerate(rounded):
-            longest = np.maximum(longest, row)
-            if place > cuts[-1] and (place + 1 - cuts[-1]) * longest.sum() > self.batch_tokens:
+            longest = [*map(max, longest, row)]
+            if place > cuts[-1] and (place + 1 - cuts[-1]) * sum(longest) > self.batch_tokens:
                 cuts.append(place)
                 longest = row
         return [*cuts, len(rounded)]
