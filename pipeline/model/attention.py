@@ -87,9 +87,8 @@ class Attention(nn.Module):
         self.query = nn.Linear(model.width, model.heads * model.head_width, bias=model.bias)
         self.key_value = nn.Linear(model.width, 2 * model.kv_heads * model.head_width, bias=model.bias)
         self.output = nn.Linear(model.heads * model.head_width, model.width, bias=model.bias)
-        normalised = model.qk_norm
-        self.query_norm = RMSNorm(model.head_width, model.norm_epsilon) if normalised else nn.Identity()
-        self.key_norm = RMSNorm(model.head_width, model.norm_epsilon) if normalised else nn.Identity()
+        self.query_norm = RMSNorm(model.head_width, model.norm_epsilon) if model.qk_norm else None
+        self.key_norm = RMSNorm(model.head_width, model.norm_epsilon) if model.qk_norm else None
         if self.kind == "low_rank":
             self.key_mixer = nn.Parameter(torch.empty(model.attention_rank, model.max_positions))
             self.value_mixer = nn.Parameter(torch.empty(model.attention_rank, model.max_positions))
@@ -139,7 +138,8 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each head by itself; keys and values of a cache where there is one."""
         q, both = self.projections(x_BTC) if context_BSC is None else (self.query(x_BTC), None)
-        q_BHTD = self.query_norm(q.unflatten(-1, (self.heads, -1))).transpose(1, 2)
+        q_BTHD = q.unflatten(-1, (self.heads, -1))
+        q_BHTD = (q_BTHD if self.query_norm is None else self.query_norm(q_BTHD)).transpose(1, 2)
         if positions is not None:
             q_BHTD = positions.rotate(q_BHTD)
         if both is None:
@@ -147,7 +147,7 @@ class Attention(nn.Module):
                 return q_BHTD, cache.keys, cache.values
             both = self.key_value(context_BSC)
         k, v = both.unflatten(-1, (2 * self.kv_heads, -1)).chunk(2, dim=2)
-        k, v = self.key_norm(k).transpose(1, 2), v.transpose(1, 2)
+        k, v = (k if self.key_norm is None else self.key_norm(k)).transpose(1, 2), v.transpose(1, 2)
         if positions is not None:
             k = positions.rotate(k)
         if self.kind == "low_rank":

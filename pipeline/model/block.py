@@ -28,6 +28,11 @@ def make_norm(model: Architecture) -> nn.Module:
     return nn.LayerNorm(model.width, model.norm_epsilon, bias=model.bias)
 
 
+def dropped(x: Tensor, rate: float, training: bool) -> Tensor:
+    """Dropout that costs nothing where there is none: while a model writes, calls are a part of its time."""
+    return F.dropout(x, rate) if training and rate else x
+
+
 class FeedForward(nn.Module):
     """Widen, activate (with a gate in the -glu kinds), narrow."""
 
@@ -37,10 +42,10 @@ class FeedForward(nn.Module):
         self.activation = model.activation
         self.input = nn.Linear(model.width, model.feed_forward * (2 if self.gated else 1), bias=model.bias)
         self.output = nn.Linear(model.feed_forward, model.width, bias=model.bias)
-        self.dropout = nn.Dropout(model.activation_dropout)
+        self.dropout = model.activation_dropout
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.output(self.dropout(self.widen(x_BTC)))
+        return self.output(dropped(self.widen(x_BTC), self.dropout, self.training))
 
     def widen(self, x_BTC: Tensor) -> Tensor:
         """What is inside, activated."""
@@ -59,13 +64,15 @@ class Residual(nn.Module):
         self.layer = layer
         self.place = model.norm_place
         self.norm = make_norm(model)
-        self.result_norm = make_norm(model) if model.norm_place == "both" else nn.Identity()
-        self.dropout = nn.Dropout(model.dropout)
+        self.result_norm = make_norm(model) if model.norm_place == "both" else None
+        self.dropout = model.dropout
 
     def forward(self, x_BTC: Tensor, *arguments: object) -> Tensor:
-        if self.place == "post":
-            return self.norm(x_BTC + self.dropout(self.layer(x_BTC, *arguments)))
-        return x_BTC + self.dropout(self.result_norm(self.layer(self.norm(x_BTC), *arguments)))
+        result_BTC = self.layer(x_BTC if self.place == "post" else self.norm(x_BTC), *arguments)
+        if self.result_norm is not None:
+            result_BTC = self.result_norm(result_BTC)
+        x_BTC = x_BTC + dropped(result_BTC, self.dropout, self.training)
+        return self.norm(x_BTC) if self.place == "post" else x_BTC
 
 
 class BlockCache:

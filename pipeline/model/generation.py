@@ -61,8 +61,9 @@ def encode(model: Model, sources: Sequence[Sequence[int]]) -> Memory:
     """Encode sources of any lengths, once for all that is to be written from them."""
     if not sources or not all(sources):
         raise UserError("an empty source: give it at least one token, such as the end token")
-    with inference(model):
-        return model.encode(*padded(sources, model, left=False))
+    ids_BS, real_BS = padded(sources, model, left=False)
+    with inference(model), packed(*filter(None, [model.encoder]), rows=ids_BS.numel()):
+        return model.encode(ids_BS, real_BS)
 
 
 def check(model: Model, prompts: Sequence[Sequence[int]], config: GenerationConfig, memory: Memory | None) -> None:

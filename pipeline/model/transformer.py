@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import UserError
 from pipeline.model.attention import Attention, Visible, visible
-from pipeline.model.block import Block, BlockCache, FeedForward, make_norm
+from pipeline.model.block import Block, BlockCache, FeedForward, dropped, make_norm
 from pipeline.model.config import Architecture
 from pipeline.model.heads import ClassificationHead, LanguageHead
 from pipeline.model.positions import Relative, check_length, make_positions
@@ -87,7 +87,7 @@ class Stack(nn.Module):
         """Keep no activations inside blocks but compute them again in the backward pass."""
         self.positions = make_positions(model, layers, causal)
         self.embedding_norm = make_norm(model) if model.embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(model.dropout)
+        self.dropout = model.dropout
         self.blocks = nn.ModuleList(Block(model, causal, cross) for _ in range(layers))
         self.norm = nn.Identity() if model.norm_place == "post" else make_norm(model)
 
@@ -125,7 +125,7 @@ class Stack(nn.Module):
         elif real_BS is not None:
             places = (real_BS.cumsum(1) - 1).clamp(min=0)[:, start:]
         positions = self.positions.at(keys[start:])
-        x_BTC = self.dropout(self.embedding_norm(self.positions.embed(x_BTC, places)))
+        x_BTC = dropped(self.embedding_norm(self.positions.embed(x_BTC, places)), self.dropout, self.training)
         context_BSC = memory.states_BSC if memory else None
         for number, block in enumerate(self.blocks):
             own_cache = cache.blocks[number] if cache else None
