@@ -232,7 +232,7 @@ def try_rows(
         [*asked.get(command, ["predict"]), f"--bundle={made.classifier}", f"--on_error={on_error}"], content
     )
     if command == "predict" and suffix == "jsonl" and share == 1 and outcome.code == 0 and not outcome.wrong:
-        written = len(out.read_text().splitlines())
+        written = out.read_bytes().count(b"\n")  # a text may hold other ends of lines
         if written != len(table):
             outcome = Outcome(0, "", "", f"rows lost: {len(table)} in, {written} out")
     return outcome, f"{command} {suffix} {share} {on_error} {table!r:.300}"

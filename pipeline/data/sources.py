@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -56,7 +57,8 @@ class Source:
 
 def sources(config: CorpusConfig) -> Iterator[Source]:
     """All raw documents of a corpus: arguments as given, the files of each in path order, rows in theirs."""
-    return islice((source for argument in config.corpus for source in argument_sources(argument, config)), config.limit)
+    found = (source for argument in config.corpus for source in argument_sources(argument, config))
+    return found if config.limit is None else islice(found, min(config.limit, sys.maxsize))
 
 
 def argument_sources(argument: str, config: CorpusConfig) -> Iterator[Source]:

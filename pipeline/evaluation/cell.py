@@ -105,8 +105,8 @@ def result_of(cell: Cell) -> dict[str, Any] | None:
         return None
     meta: dict[str, Any] = read_json(cell.run.bundle / "meta.json")
     split = "test" if (cell.folder / "test-predictions.jsonl").is_file() else "val"
-    lines = (cell.folder / f"{split}-predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    return meta | {"split": split, "answers": [json.loads(line) for line in lines]}
+    with (cell.folder / f"{split}-predictions.jsonl").open(encoding="utf-8") as lines:  # texts may hold U+2028
+        return meta | {"split": split, "answers": [json.loads(line) for line in lines]}
 
 
 def metric_of(result: dict[str, Any]) -> str:

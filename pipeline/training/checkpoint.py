@@ -95,9 +95,10 @@ def found(run: Path) -> list[Checkpoint]:
         try:
             told = read_sealed(record, "passed over")
             if told["format"] == FORMAT and record.with_suffix(".pt").is_file():
-                facts = (told["step"], told["score"], told["sha256"], told["regular"])
+                score = None if told["score"] is None else float(told["score"])
+                facts = (int(told["step"]), score, str(told["sha256"]), bool(told["regular"]))
                 checkpoints.append(Checkpoint(record.with_suffix(".pt"), *facts))
-        except (UserError, KeyError, TypeError):
+        except (UserError, KeyError, TypeError, ValueError):
             warn(f"{record}: damaged, passed over")
     return checkpoints
 

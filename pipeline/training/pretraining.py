@@ -17,7 +17,7 @@ from pipeline.data.datamodule import Share, Steps
 from pipeline.data.store import MANIFEST, Store, prepare_store
 from pipeline.data.windows import Windows
 from pipeline.errors import UserError
-from pipeline.files import fingerprint, read_json
+from pipeline.files import described, fingerprint, read_json
 from pipeline.model.config import resolve
 from pipeline.terminal import note, progress, reported
 from pipeline.tokenizer import Tokenizer, train
@@ -257,10 +257,12 @@ def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:
 def bundle_meta(config: PretrainConfig, run: Run, step: int, measured: dict[str, float]) -> dict[str, Any]:
     """Where a bundle comes from."""
     objective = config.objective
+    with described(run.path / "prepared.json", "put it back, or resume the run, which makes it again"):
+        corpus = run.material["corpus"]
     return {
         "stage": "pretrain",
         "step": step,
-        "corpus_fingerprint": run.material["corpus"],
+        "corpus_fingerprint": corpus,
         "objective": list(objective.schedule) or [objective.name or OBJECTIVES[config.model.family][0]],
         "config_fingerprint": fingerprint(asdict(config)),
         "parent": config.init_from,

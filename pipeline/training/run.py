@@ -71,8 +71,12 @@ class Run:
     @property
     def material(self) -> dict[str, Any]:
         """What was made for the run: its store, the fingerprints of its text or rows, its number of steps."""
-        path = self.path / "prepared.json"
-        return read_sealed(path, "delete it; it is made again") if path.is_file() else {}
+        path, remedy = self.path / "prepared.json", "delete it; it is made again"
+        with described(path, remedy):
+            told = read_sealed(path, remedy) if path.is_file() else {}
+            if "store" in told and not all(isinstance(told[key], str) for key in ("store", "corpus")):
+                raise TypeError("a store is named by its folder and the fingerprint of its text")
+        return told
 
     def add_material(self, facts: Mapping[str, Any]) -> None:
         """Record what was made for the run: other processes wait for it, and a resumed run needs no corpus."""

@@ -104,6 +104,7 @@ def test_huggingface_datasets_saved_to_disk(tmp_path: Path) -> None:
 def test_limit_reads_so_many_documents(tmp_path: Path) -> None:
     corpus = scan(config(write_novels(tmp_path), limit=3))
     assert [entry.name for entry in corpus.entries] == ["book-00.txt", "book-01.txt", "book-02.txt"]
+    assert len(scan(config(tmp_path, limit=2**63)).entries) > 3
 
 
 # --- What is dropped ---

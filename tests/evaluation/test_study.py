@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +18,7 @@ from pipeline import cli
 from pipeline.configuration import build
 from pipeline.data.config import OBJECTIVES, ObjectiveConfig
 from pipeline.evaluation import study as study_module
-from pipeline.evaluation.cell import Cell, content_hash
+from pipeline.evaluation.cell import Cell, content_hash, result_of
 from pipeline.evaluation.config import StudyConfig
 from pipeline.evaluation.matching import cost_of, matched
 from pipeline.evaluation.study import Study, plan_study
@@ -197,6 +198,16 @@ def test_the_studies_of_this_project_can_be_planned(name: str, tmp_path: Path) -
 
 
 # --- Running it --------------------------------------------------------------------------------------------------
+
+
+def test_answers_may_hold_ends_of_lines_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "meta.json").write_text("{}")
+    rows = [{"answer": "one\u2028two\x85three", "score": 1.0}, {"answer": "four", "score": 0.0}]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (tmp_path / "val-predictions.jsonl").write_text(text, encoding="utf-8")
+    result = result_of(cast(Cell, SimpleNamespace(folder=tmp_path, run=Run(tmp_path))))
+    assert result is not None and result["answers"] == rows
 
 
 def test_a_failed_job_does_not_stop_the_others(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline import cli
-from pipeline.files import MACHINE
+from pipeline.files import MACHINE, read_json, write_sealed
 from tests.training.jobs import FAMILIES, arguments, finish, last_step, rows, signal_when, start, write_novels
 
 
@@ -85,6 +85,22 @@ def test_a_damaged_checkpoint_is_passed_over(novels: Path, tmp_path: Path) -> No
     assert f"{newest}: damaged" in output.read_text() and "going back" in output.read_text()
     assert f"going on from step {int(older.stem[5:])}" in output.read_text()
     assert same(expected, run)
+
+
+def test_records_of_other_kinds_of_values_are_one_line(
+    novels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever wrote them made the fingerprints agree."""
+    run = undisturbed(novels, tmp_path)
+    bundle = ["bundle", str(run), "--output", str(tmp_path / "bundle")]
+    *_, newest = sorted((run / "checkpoints").glob("*.json"))
+    for wrong in ([], "x"):
+        write_sealed(newest, read_json(newest) | {"step": wrong})
+        assert cli.main(bundle) == 0 and f"{newest}: damaged, passed over" in capsys.readouterr().err
+    for material in ({"store": "x"}, {"store": None, "corpus": "x"}, {}):
+        write_sealed(run / "prepared.json", material)
+        assert cli.main(bundle) == 2
+        assert capsys.readouterr().err.count(f"error: {run / 'prepared.json'}: damaged") == 1
 
 
 def test_resuming_with_other_settings(novels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
