@@ -94,6 +94,7 @@ def test_records_of_other_kinds_of_values_are_one_line(
     run = undisturbed(novels, tmp_path)
     bundle = ["bundle", str(run), "--output", str(tmp_path / "bundle")]
     *_, newest = sorted((run / "checkpoints").glob("*.json"))
+    wrong: Any
     for wrong in ([], "x"):
         write_sealed(newest, read_json(newest) | {"step": wrong})
         assert cli.main(bundle) == 0 and f"{newest}: damaged, passed over" in capsys.readouterr().err
