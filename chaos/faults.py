@@ -362,10 +362,10 @@ def all_faults(times: int, disk: str) -> Iterator[Fault]:
     for kind in FILES:
         for way in ("truncated", "zeroed", "flipped"):
             how = "one bit of the file of a killed run" if way == "flipped" else "the file of a killed run"
-            yield Fault(f"{kind} {way}", how, "pretrain", partial(damaged, kind, way), few / 5, refusable=True)
+            yield Fault(f"{kind} {way}", how, "pretrain", partial(damaged, kind, way), 0.6 * few, refusable=True)
     for job in ("pretrain", "prepare"):
         yield Fault(f"corpus removed in {job}", "and put back", job, without_corpus, few)
-    yield Fault("one of two ranks killed", "either, at a random step", "two ranks", one_rank_killed, few / 2)
+    yield Fault("one of two ranks killed", "either, at a random step", "two ranks", one_rank_killed, few)
 
 
 @dataclass
@@ -403,6 +403,6 @@ def try_faults(made: Material, folder: Path, times: int, seed: int, only: str = 
     for stalls, name in ((True, "W&B stops answering"), (False, "W&B goes away")):
         if only in name:
             count = Count(name, "a local server; then `triptych sync`")
-            for number in range(max(1, round(times / 20))):
+            for number in range(max(1, round(times / 10))):
                 count.add(without_server(made, stalls, reference("pretrain"), random.Random(f"{seed} {number}")))
             yield count

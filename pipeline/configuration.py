@@ -185,12 +185,16 @@ def found(path: Path) -> Path:
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them can stand for more values than fit in memory, or for themselves."""
+    """Refuses aliases, a few lines of which can stand for more values than fit in memory, and tags, which name code."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases such as *name are not allowed")
-        return super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
+        if node and (not node.tag.startswith("tag:yaml.org,2002:") or "python" in node.tag):
+            problem = f"tags such as {node.tag!r:.60} are not allowed"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return node
 
 
 def keys_in(path: Path, known: Fields) -> dict[str, Place]:
@@ -222,8 +226,6 @@ def keys_in(path: Path, known: Fields) -> dict[str, Place]:
         check_key(key, known, place)
         if dataclasses.is_dataclass(known.get(key)) and not isinstance(value, yaml.MappingNode):
             raise UserError(f"{place}: {key} must be a section of keys, not {value.value!r:.80}")
-        if not value.tag.startswith("tag:yaml.org,2002:") or "python" in value.tag:
-            raise UserError(f"{place}: {key}: YAML tags such as {value.tag!r:.60} are not allowed")
         places[key] = place
     return places
 
