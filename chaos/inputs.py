@@ -244,7 +244,7 @@ def table_bytes(table: list[dict[str, Any]], suffix: str) -> bytes:
         import pyarrow.parquet
 
         buffer = io.BytesIO()
-        with contextlib.suppress(pyarrow.ArrowException, UnicodeError):  # what Arrow cannot hold no file can either
+        with contextlib.suppress(pyarrow.ArrowException, UnicodeError, OverflowError):  # what Arrow cannot hold
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table or [{"text": "x"}]), buffer)
         return buffer.getvalue()
     if suffix in ("csv", "tsv"):

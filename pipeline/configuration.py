@@ -52,14 +52,15 @@ def to_yaml(config: Any) -> str:
 
 
 class Dumper(yaml.SafeDumper):
-    """Quotes the strings that our reader would take for numbers and PyYAML's would not, such as 1e3."""
+    """Quotes what our reader takes for a number and PyYAML's does not, such as 1e3, and rare ends of lines."""
 
 
 def represent_text(dumper: Dumper, text: str) -> yaml.ScalarNode:
     try:
         float(text)
     except ValueError:
-        return dumper.represent_str(text)
+        if not re.search("[\x85\u2028\u2029]", text):
+            return dumper.represent_str(text)
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
 
 
