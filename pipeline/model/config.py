@@ -1,7 +1,7 @@
 """What can be set about a model: a preset and a size, and every setting of them by name. Light: no torch."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from pipeline.errors import UserError
@@ -253,6 +253,17 @@ def split_blocks(family: Family, blocks: int) -> tuple[int, int]:
 LARGEST, LARGEST_DEPTH = 2**24, 2**12  # beyond them a setting is a slip of the finger
 
 
+DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+
+
+def with_dropout(model: Architecture, settings: ModelConfig) -> Architecture:
+    """A model with the dropout that settings name: what suits much text may not suit few rows."""
+    named = {name: getattr(settings, name) for name in DROPOUTS if getattr(settings, name) is not None}
+    changed = replace(model, **named)
+    check(changed)
+    return changed
+
+
 def check(model: Architecture) -> None:
     """Refuse settings that contradict each other, in one line each."""
     for name in (
@@ -266,7 +277,7 @@ def check(model: Architecture) -> None:
             raise UserError(f"model.{name}: {getattr(model, name)} must not be negative")
     if not 0 < model.rotary_base < math.inf:
         raise UserError(f"model.rotary_base: {model.rotary_base} must be above 0")
-    for name in ("dropout", "attention_dropout", "activation_dropout"):
+    for name in DROPOUTS:
         if not 0 <= getattr(model, name) < 1:
             raise UserError(f"model.{name}: {getattr(model, name)} must be from 0 up to 1")
     if model.layers > LARGEST_DEPTH:

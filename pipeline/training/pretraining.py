@@ -18,7 +18,7 @@ from pipeline.data.store import MANIFEST, Store, prepare_store
 from pipeline.data.windows import Windows
 from pipeline.errors import UserError
 from pipeline.files import described, fingerprint, read_json
-from pipeline.model.config import resolve
+from pipeline.model.config import ModelConfig, resolve, with_dropout
 from pipeline.terminal import note, progress, reported
 from pipeline.tokenizer import Tokenizer, train
 from pipeline.training import checkpoint, tracking
@@ -115,7 +115,7 @@ def named_start(config: PretrainConfig) -> Bundle | None:
     """The bundle to go on from, if one is named; a mistake here should not cost a reading of the corpus."""
     if config.init_from is None:
         return None
-    bundle = start_bundle(config.init_from)
+    bundle = start_bundle(config.init_from, config.model)
     family, tokenizer = bundle.model.architecture.family, config.data.tokenizer
     if family != config.model.family:
         raise UserError(
@@ -127,17 +127,23 @@ def named_start(config: PretrainConfig) -> Bundle | None:
     return bundle
 
 
-def start_bundle(source: str) -> Bundle:
-    """A bundle, or a model of transformers as one."""
+def start_bundle(source: str, settings: ModelConfig) -> Bundle:
+    """A bundle, or a model of transformers as one; of the settings it takes the dropout, where they name any."""
     if (Path(source) / "meta.json").is_file():
         bundle = load_bundle(Path(source))
         bundle.model.classifier = None  # of the task it was fine-tuned for; the next one has its own
         kept = bundle.tokenizer.meta.keys() & TOKENIZER_FACTS
         bundle.tokenizer.meta = {key: bundle.tokenizer.meta[key] for key in sorted(kept)}
-        return bundle
-    from pipeline.model.huggingface import import_model
+    else:
+        from pipeline.model.huggingface import import_model
 
-    return import_model(source)
+        bundle = import_model(source)
+    architecture = with_dropout(bundle.model.architecture, settings)
+    if architecture != bundle.model.architecture:
+        model = make_model(architecture, bundle.model.vocab_size)
+        model.load_state_dict(bundle.model.state_dict())
+        bundle.model = model
+    return bundle
 
 
 def start_model(config: PretrainConfig, start: Bundle | None, vocab_size: int) -> Model:

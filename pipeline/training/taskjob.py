@@ -241,13 +241,13 @@ def starting_point(config: FinetuneConfig, rows: Rows, run: Run) -> Bundle:
         tokenizer = own_tokenizer(config, rows, run)
         torch.manual_seed(config.seed)
         return Bundle(make_model(resolve(config.model), tokenizer.vocab_size), tokenizer)
-    bundle = start_bundle(config.init_from)
+    bundle = start_bundle(config.init_from, config.model)
     if config.data.tokenizer and Tokenizer.load(config.data.tokenizer).fingerprint != bundle.tokenizer.fingerprint:
         raise UserError(f"data.tokenizer: not the tokenizer of {config.init_from}; leave it out")
     family = bundle.model.architecture.family
     if TASKS[config.task.name].kind == "text" and family == "encoder":
         torch.manual_seed(config.seed)
-        second = start_bundle(config.init_decoder_from) if config.init_decoder_from else bundle
+        second = start_bundle(config.init_decoder_from, config.model) if config.init_decoder_from else bundle
         return Bundle(warm_start(bundle, second), bundle.tokenizer, bundle.meta)
     if config.init_decoder_from:
         raise UserError(f"init_decoder_from: {config.init_from} is of family {family}; only an encoder takes a decoder")

@@ -16,9 +16,12 @@ from pipeline.data.datamodule import Share, TokenSteps
 from pipeline.data.objectives import IGNORED
 from pipeline.data.rows import made_up, read_task
 from pipeline.data.tasks import Encoder, Row
+from pipeline.errors import UserError
 from pipeline.inference import load
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.heads import pooled
+from pipeline.model.transformer import Transformer
+from pipeline.training.pretraining import start_bundle
 from pipeline.training.taskjob import warm_start
 from tests.training.jobs import arguments, finish, last_step, rows, signal_when, start, write_novels
 
@@ -369,6 +372,19 @@ def test_a_bundle_of_another_task_can_be_the_start(classifier: Path, folder: Pat
     assert cli.main(words(folder, run, "reversal", generation__max_new_tokens=4, **more)) == 0
     bundle = load_bundle(run / "bundle")
     assert bundle.model.classifier is None and bundle.meta["labels"] == [] and bundle.meta["task"]["name"] == "reversal"
+
+
+def test_dropout_can_be_named_anew_for_a_bundle(classifier: Path) -> None:
+    plain = start_bundle(str(classifier), ModelConfig()).model
+    model = start_bundle(str(classifier), ModelConfig(dropout=0.3)).model
+    assert isinstance(plain, Transformer) and isinstance(model, Transformer)
+    ids = torch.randint(50, 300, (2, 9))
+    states = [one.eval().decode(ids) for one in (plain, model)]
+    assert states[0].equal(states[1])
+    assert plain.train().decode(ids).equal(states[0])
+    assert not model.train().decode(ids).equal(states[0])
+    with pytest.raises(UserError, match="model.dropout: 2 must be from 0 up to 1"):
+        start_bundle(str(classifier), ModelConfig(dropout=2))
 
 
 def test_a_classifier_of_bert_resumes(folder: Path, tmp_path: Path) -> None:
