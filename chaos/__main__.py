@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -37,13 +37,13 @@ def main() -> int:
         began, (part, title, header) = time.monotonic(), PARTS[name]
         found, rows = part(made, folder / name, options)
         spent = f"Seed {options.seed}, {(time.monotonic() - began) / 60:.0f} minutes."
-        table = f"## {title}\n\n{as_table(header, rows)}\n{spent}\n"
-        record = {"seed": options.seed, "table": table, "found": [asdict(one) for one in found]}
-        (PROJECT / "benchmarks" / "results").mkdir(parents=True, exist_ok=True)
-        record_of(name).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        table = f"### {title}\n\n{as_table(header, rows)}\n{spent}\n"
         sys.stdout.write(f"\n{table}")
+        if options.save:
+            record = {"seed": options.seed, "table": table, "found": [asdict(one) for one in found]}
+            record_of(name).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+            write_page()
         held = held and all(row[-1] in (0, "held") for row in rows)
-    write_page()
     if not options.folder:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if held else 1
@@ -57,6 +57,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="load, as a share of the full sizes")
     parser.add_argument("--only", default="", help="only faults or loads whose name holds this")
     parser.add_argument("--seed", type=int, default=1, help="decides every case and moment")
+    parser.add_argument(
+        "--save", action="store_true", help="keep what was found in benchmarks/, also in its RESULTS.md"
+    )
     parser.add_argument("--folder", help="where to work; by default a temporary folder that is deleted")
     return parser.parse_args()
 
@@ -111,10 +114,13 @@ def record_of(part: str) -> Path:
 
 
 def write_page() -> None:
-    """Put the newest table of every part on one page."""
-    page = [f"# Robustness\n\nWritten by `make chaos` on {platform.system()} with {os.cpu_count()} cores.\n"]
-    page += [json.loads(record_of(part).read_text())["table"] for part in PARTS if record_of(part).exists()]
-    (PROJECT / "benchmarks" / "ROBUSTNESS.md").write_text("\n".join(page))
+    """Put the newest table of every part into the page of results."""
+    path = PROJECT / "benchmarks" / "RESULTS.md"
+    before, _, after = re.split(
+        "(?<=<!-- made by make chaos -->\n)(.*)(?=<!-- until here -->)", path.read_text(), flags=re.S
+    )
+    tables = [json.loads(record_of(part).read_text())["table"] for part in PARTS if record_of(part).exists()]
+    path.write_text(before + "\n" + "\n".join(tables) + "\n" + after)
 
 
 if __name__ == "__main__":
