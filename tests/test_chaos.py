@@ -1,5 +1,6 @@
-"""A short part of `make chaos`: what that looks for in hours, looked for in half a minute."""
+"""A short part of `make chaos`: what that looks for in an hour, looked for in a minute."""
 
+import json
 import re
 import sys
 import tomllib
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from chaos import __main__ as harness
 from chaos.attempt import attempt
 from chaos.faults import try_faults
 from chaos.inputs import try_inputs
@@ -28,7 +30,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Material]:
         yield Material(tmp_path_factory.mktemp("chaos"))
 
 
-@pytest.mark.slow
 def test_bad_input_is_used_or_refused_in_one_line(made: Material, tmp_path: Path) -> None:
     tallies = list(try_inputs(made, tmp_path, 150, seed=1))
     assert [tally.broken for tally in tallies if tally.broken] == []
@@ -36,7 +37,6 @@ def test_bad_input_is_used_or_refused_in_one_line(made: Material, tmp_path: Path
     assert all(tally.refused for tally in tallies) and sum(tally.accepted for tally in tallies) > 20
 
 
-@pytest.mark.slow
 def test_files_that_mean_harm_do_none(made: Material, tmp_path: Path) -> None:
     verdicts = list(try_traps(made, tmp_path / "traps"))
     assert len(verdicts) == 13 and [verdict for verdict in verdicts if verdict.wrong] == []
@@ -55,7 +55,6 @@ def test_a_full_disk_costs_no_more_than_what_was_being_written(made: Material, t
     assert count.times == 1 and count.lost == []
 
 
-@pytest.mark.slow
 def test_many_files_rows_and_readers(made: Material, tmp_path: Path) -> None:
     for load, size in ((many_files, 60), (predictions, 1500), (readers, 2)):
         folder = tmp_path / load.__name__
@@ -79,6 +78,19 @@ def test_the_harness_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert attempt([]).wrong == "exit code 3"
     monkeypatch.setattr(cli, "main", lambda _: 1 // 0)
     assert attempt([]).wrong.startswith("ZeroDivisionError")
+
+
+def test_tables_replace_those_of_the_last_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "PROJECT", tmp_path)
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    page = tmp_path / "benchmarks" / "RESULTS.md"
+    page.write_text("Before\n<!-- made by make chaos -->\nold\n<!-- until here -->\nAfter\n")
+    for table in ("first", "second"):
+        harness.record_of("faults").write_text(json.dumps({"table": f"### {table}\n"}))
+        harness.write_page()
+    made = "<!-- made by make chaos -->\n\n### second\n\n<!-- until here -->"
+    assert page.read_text() == f"Before\n{made}\nAfter\n"
+    assert (PROJECT / "benchmarks" / "RESULTS.md").read_text().count(made.splitlines()[0]) == 1
 
 
 def test_growing_memory_is_noticed() -> None:
