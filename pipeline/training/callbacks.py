@@ -119,7 +119,7 @@ class Keeper(pl.Callback):
         elapsed = max(now - since, 1e-9)
         self.logged = (done.tokens, done.flops, now)
         metrics = {
-            "train/lr": module.optim.lr * rate_share(module.optim, done.step - 1, module.total_steps),
+            "train/lr": module.optim.highest * rate_share(module.optim, done.step - 1, module.total_steps),
             "train/gradient_norm": done.gradient_norm,
             "train/skipped_steps": float(done.skipped),
             "speed/tokens_per_second": (done.tokens - tokens) / elapsed,

@@ -23,8 +23,8 @@ class OptimConfig:
 
     name: Literal["adamw", "muon"] = "adamw"
     """AdamW for all weights, or Muon for the matrices of the blocks and AdamW for the rest."""
-    lr: float = 1e-3
-    """The highest learning rate."""
+    lr: float | None = None
+    """The highest learning rate; by default 0.001 with AdamW, and 0.01 for what Muon leaves to it."""
     muon_lr: float = 0.02
     """The highest learning rate of Muon's matrices."""
     weight_decay: float = 0.1
@@ -47,7 +47,7 @@ class OptimConfig:
     """Gradients longer than this are shortened to it; 0 is off."""
 
     def __post_init__(self) -> None:
-        if not (self.lr > 0 and self.muon_lr > 0):
+        if not (self.highest > 0 and self.muon_lr > 0):
             raise UserError("optim.lr and optim.muon_lr: must be above 0")
         if min(self.weight_decay, self.warmup_steps, self.clip, self.epsilon) < 0:
             raise UserError("optim: weight_decay, warmup_steps, clip and epsilon must not be negative")
@@ -57,6 +57,11 @@ class OptimConfig:
             raise UserError(f"optim.layer_decay: {self.layer_decay} must be above 0 and at most 1")
         if not (0 <= self.final_share <= 1 and 0 < self.decay_share <= 1):
             raise UserError("optim.final_share and optim.decay_share: must be shares from 0 to 1")
+
+    @property
+    def highest(self) -> float:
+        """The highest learning rate of what AdamW updates: embeddings beside Muon's matrices want a higher one."""
+        return {"adamw": 1e-3, "muon": 1e-2}[self.name] if self.lr is None else self.lr
 
 
 @dataclass(frozen=True, kw_only=True)

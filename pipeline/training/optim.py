@@ -21,7 +21,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
     if config.name == "muon":
         return Muon(groups, betas=config.betas, eps=config.epsilon)
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in model.parameters())
-    return AdamW(groups, lr=config.lr, betas=config.betas, eps=config.epsilon, fused=fused)
+    return AdamW(groups, lr=config.highest, betas=config.betas, eps=config.epsilon, fused=fused)
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
@@ -38,8 +38,8 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     return [
         {
             "params": parameters,
-            "peak": share * (config.muon_lr if muon else config.lr),
-            "lr": share * (config.muon_lr if muon else config.lr),
+            "peak": share * (config.muon_lr if muon else config.highest),
+            "lr": share * (config.muon_lr if muon else config.highest),
             "weight_decay": config.weight_decay if matrices else 0.0,
             "muon": muon,
         }

@@ -29,6 +29,14 @@ def tiny(family: str, **settings: Any) -> Model:
     return make_model(resolve(ModelConfig(**config)), 50)
 
 
+def test_the_rate_follows_the_optimizer_unless_it_is_given() -> None:
+    for given, expected in (({}, {False: 1e-3}), ({"name": "muon"}, {False: 1e-2, True: 0.02})):
+        groups = parameter_groups(tiny("decoder"), OptimConfig(**given))  # type: ignore[arg-type]
+        assert {group["muon"]: group["peak"] for group in groups} == expected
+    named = parameter_groups(tiny("decoder"), OptimConfig(name="muon", lr=0.5))
+    assert {group["peak"] for group in named} == {0.5, 0.02}
+
+
 # --- Schedules ---------------------------------------------------------------------------------------------------
 
 
