@@ -52,7 +52,9 @@ class Watch:
 
     def growth(self) -> str:
         """What grew from the second fifth of the time, when everything has long been loaded, to the last."""
-        fifth = max(1, len(self.memory) // 5)
+        if len(self.memory) < 10:
+            return ""  # too short to grow
+        fifth = len(self.memory) // 5
         for what, values, spare in (("memory", self.memory, 24.0), ("open files", self.handles, 8.0)):
             early, late = max(values[fifth : 2 * fifth]), max(values[-fifth:])
             if late > 1.05 * early + spare:

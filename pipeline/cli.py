@@ -125,10 +125,7 @@ COMMANDS: dict[str, Command] = {
         ("source", "bundle"),
     ),
     "export": Command(
-        "config:ExportConfig",
-        "export_bundle",
-        "triptych export bundles/bert exported/bert",
-        ("bundle", "folder"),
+        "config:ExportConfig", "export_bundle", "triptych export bundles/bert exported/bert", ("bundle", "folder")
     ),
 }
 

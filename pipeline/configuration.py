@@ -72,9 +72,7 @@ def make_parser(config_class: type, prog: str, description: str = "", example: s
     from jsonargparse import ArgumentParser, set_parsing_settings
 
     set_parsing_settings(
-        docstring_parse_attribute_docstrings=True,
-        instantiate_subclass_spec_in_any=False,
-        import_path_denylist=["*"],
+        docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False, import_path_denylist=["*"]
     )
     parser = ArgumentParser(prog=prog, exit_on_error=False, description=description, epilog=example)
     parser.add_argument("--config", action="config", help="A YAML file; several are merged, the later wins.")

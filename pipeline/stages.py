@@ -34,13 +34,7 @@ from pipeline.evaluation.config import StudyConfig
 from pipeline.files import write_text
 from pipeline.terminal import note, print_table, progress, reported, say
 from pipeline.tokenizer import Tokenizer, measure, special_tokens, train
-from pipeline.training.config import (
-    FinetuneConfig,
-    PretrainConfig,
-    RunBundleConfig,
-    RunsConfig,
-    SyncConfig,
-)
+from pipeline.training.config import FinetuneConfig, PretrainConfig, RunBundleConfig, RunsConfig, SyncConfig
 from pipeline.training.run import RUNS_HEADER, describe, rank, runs_below
 
 

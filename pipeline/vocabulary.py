@@ -114,10 +114,7 @@ def wordpiece_pieces(words: Words, room: int, min_frequency: int) -> list[str]:
     known = set(alphabet) - {"\n"}
     usable = {word: count for word, count in words.items() if known.issuperset(symbols(word, CONTINUED))}
     trainer = trainers.WordPieceTrainer(
-        vocab_size=room,
-        min_frequency=min_frequency,
-        special_tokens=alphabet,
-        show_progress=False,
+        vocab_size=room, min_frequency=min_frequency, special_tokens=alphabet, show_progress=False
     )
     learned = fit(usable, models.WordPiece(), trainer).get_vocab()
     return sorted(learned, key=learned.__getitem__)

@@ -137,8 +137,7 @@ TEXT_ENDS = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 HEADER_BEGINS = re.compile(
-    r"\s*\**\s*(The |This is the )?Project Gutenberg('s)?( |-tm )?(E-?Book|E-?text|Edition|\w.*, by )",
-    re.IGNORECASE,
+    r"\s*\**\s*(The |This is the )?Project Gutenberg('s)?( |-tm )?(E-?Book|E-?text|Edition|\w.*, by )", re.IGNORECASE
 )
 NOTICE = re.compile(
     r"project\s+gutenberg|small print|\be-?texts?\b|\be-?books?\b|gutenberg\.|michael (s\. )?hart|public domain", re.I

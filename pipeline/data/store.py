@@ -114,12 +114,7 @@ def split_content(shards: list[Shard]) -> dict[str, Any]:
 
 
 def shard_record(shard: Shard) -> dict[str, Any]:
-    return {
-        "file": shard.path.name,
-        "tokens": shard.tokens,
-        "documents": shard.documents,
-        "sha256": shard.sha256,
-    }
+    return {"file": shard.path.name, "tokens": shard.tokens, "documents": shard.documents, "sha256": shard.sha256}
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -144,22 +144,13 @@ class Muon(Optimizer):
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         states = [self.state[parameter] for parameter in parameters]
         beta1, beta2 = group["betas"]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        averages, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
         adamw(
-            parameters,
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=parameters[0].device.type in ("cpu", "cuda"),
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+            parameters, gradients, averages, squares, [], steps, fused=parameters[0].device.type in ("cpu", "cuda"),
+            amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"],
+            eps=group["eps"], maximize=False,
+        )  # fmt: skip
 
 
 def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
