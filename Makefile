@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 help:
 	@echo "make demo      the main job on real novels, a few minutes"
 	@echo "make test      the tests; make test-all adds the slow ones; make lint checks style and types"
-	@echo "make chaos     faults, bad input, untrusted files and load, on purpose; about an hour; its tables go to benchmarks/RESULTS.md"
+	@echo "make chaos     faults, bad input, untrusted files and load, on purpose; one to two hours; its tables go to benchmarks/RESULTS.md"
 	@echo "make lock      requirements.lock: every package with its hash"
 	@echo "make docs      docs/configuration.md, made from the dataclasses"
 	@echo "make bench     side by side with peers, about three hours; writes benchmarks/results/ and benchmarks/speed.png"

@@ -1,4 +1,4 @@
-"""A short part of `make chaos`: what that looks for in an hour, looked for in a minute."""
+"""A short part of `make chaos`: what that looks for in hours, looked for in a minute."""
 
 import json
 import re
