@@ -62,7 +62,8 @@ def encode(model: Model, sources: Sequence[Sequence[int]]) -> Memory:
     if not sources or not all(sources):
         raise UserError("an empty source: give it at least one token, such as the end token")
     ids_BS, real_BS = padded(sources, model, left=False)
-    with inference(model), packed(*filter(None, [model.encoder]), rows=ids_BS.numel()):
+    eager = torch.compiler.set_stance("force_eager")  # packed products cannot be compiled
+    with inference(model), eager, packed(model.encoder or model, rows=ids_BS.numel()):
         return model.encode(ids_BS, real_BS)
 
 
