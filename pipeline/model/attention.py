@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.model.config import Architecture
-from pipeline.model.fast import RMSNorm
+from pipeline.model.fast import RMSNorm, attend
 from pipeline.model.positions import Positions, Rotation, check_length
 
 
@@ -108,9 +107,7 @@ class Attention(nn.Module):
             mask = None if self.kind == "low_rank" else score_mask(seen, bias_HTS, q)
             dropout = self.dropout if self.training else 0.0
             causal = seen.causal and self.kind == "dot"
-            out = F.scaled_dot_product_attention(
-                q, k, v, mask, dropout, causal, scale=self.scale, enable_gqa=self.heads != self.kv_heads
-            )
+            out = attend(q, k, v, mask, dropout, causal, self.scale)
         else:
             out = self.weights(q, k, seen, bias_HTS) @ repeated(v, self.heads)
         return self.output(out.transpose(1, 2).flatten(2))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pipeline.model.attention import Attention, LayerCache, Visible
 from pipeline.model.config import Activation, Architecture
-from pipeline.model.fast import RMSNorm, squared_relu
+from pipeline.model.fast import RMSNorm, dropped, squared_relu
 from pipeline.model.positions import Positions, Rotation
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -26,11 +26,6 @@ def make_norm(model: Architecture) -> nn.Module:
     if model.norm == "rms":
         return RMSNorm(model.width, model.norm_epsilon)
     return nn.LayerNorm(model.width, model.norm_epsilon, bias=model.bias)
-
-
-def dropped(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Dropout that costs nothing where there is none: while a model writes, calls are a part of its time."""
-    return F.dropout(x, rate) if training and rate else x
 
 
 class FeedForward(nn.Module):

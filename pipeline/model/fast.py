@@ -25,14 +25,15 @@ def keep_freed_memory() -> None:
 
 def is_plain(x: Tensor) -> bool:
     """Whether it is for us to be fast; compilers and GPUs fuse such operations themselves."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+    known = x.dtype in (torch.float32, torch.bfloat16)
+    return x.device.type == "cpu" and known and not torch.compiler.is_compiling()
 
 
 class RMSNorm(nn.RMSNorm):
     """Divide by the root of the mean square, and scale."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_plain(x) and self.weight.dtype == x.dtype and self.eps is not None:
+        if is_plain(x) and self.weight.dtype == torch.float32 and self.eps is not None:
             if not torch.is_grad_enabled():
                 return normalised(x, self.weight, inverse_root(x, self.eps))
             result: Tensor = Normalised.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
@@ -42,13 +43,13 @@ class RMSNorm(nn.RMSNorm):
 
 
 def inverse_root(x: Tensor, epsilon: float) -> Tensor:
-    """One by the root of the mean square."""
-    return x.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+    """One by the root of the mean square, in float32 whatever the input is."""
+    return x.float().square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
 
 
 def normalised(x: Tensor, weight: Tensor, inverse: Tensor) -> Tensor:
     """The norm, without a third tensor."""
-    return (x * inverse).mul_(weight)
+    return (x * inverse).mul_(weight).to(x.dtype)
 
 
 class Normalised(torch.autograd.Function):
@@ -64,11 +65,56 @@ class Normalised(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
+        wide = gradient.float()  # torch's kernel sums the gradient of the weight in the numbers it is given
         of_x, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, weight.shape, torch.zeros_like(inverse), inverse, weight, None, [True, True, False]
+            wide, x.float(), weight.shape, torch.zeros_like(inverse), inverse, weight, None, [True, True, False]
         )
-        of_mean = (gradient @ weight).unsqueeze(-1).mul_(inverse).div_(x.shape[-1])
-        return of_x.add_(of_mean), of_weight, None
+        of_mean = (wide @ weight).unsqueeze(-1).mul_(inverse).div_(x.shape[-1])
+        return of_x.add_(of_mean).to(x.dtype), of_weight, None
+
+
+def attend(
+    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float
+) -> Tensor:
+    """Scaled dot-product attention: torch's own kernel, or plain products where that is slow to differentiate."""
+    shared = q_BHTD.shape[1] // k_BKSD.shape[1]  # query heads that share keys and values
+    if not products_are_faster(q_BHTD, k_BKSD, mask, dropout):
+        return F.scaled_dot_product_attention(
+            q_BHTD, k_BKSD, v_BKSD, mask, dropout, causal, scale=scale, enable_gqa=shared > 1
+        )
+    if shared > 1:
+        k_BKSD, v_BKSD = (x.repeat_interleave(shared, dim=1) for x in (k_BKSD, v_BKSD))
+    scores_BHTS = (q_BHTD * scale) @ k_BKSD.mT
+    if causal:
+        mask = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q_BHTD.device).tril()
+    if mask is None:
+        return dropped(scores_BHTS.softmax(-1), dropout) @ v_BKSD
+    scores_BHTS.masked_fill_(~mask, torch.finfo(scores_BHTS.dtype).min)
+    out_BHTD = dropped(scores_BHTS.softmax(-1), dropout) @ v_BKSD
+    return out_BHTD if causal else out_BHTD.masked_fill(~mask.any(-1, keepdim=True), 0.0)  # who sees nothing
+
+
+def products_are_faster(q_BHTD: Tensor, k_BKSD: Tensor, mask: Tensor | None, dropout: float) -> bool:
+    """Whether to keep all scores: for short sequences, more so in bfloat16, and with dropout, when torch does it too.
+
+    Bounded, so that the memory of long sequences grows no faster than they do. Measured by benchmarks/kernels.py.
+    """
+    if not (is_plain(q_BHTD) and torch.is_grad_enabled()) or (mask is not None and mask.dtype != torch.bool):
+        return False
+    longest = 512 if q_BHTD.dtype == torch.bfloat16 else 32
+    return dropout > 0 or q_BHTD.shape[-2] * k_BKSD.shape[-2] <= longest**2
+
+
+def dropped(x: Tensor, rate: float, training: bool = True) -> Tensor:
+    """Dropout that costs nothing where there is none, and on a CPU two bytes of random bits a number, not two words."""
+    if not (training and rate):
+        return x
+    if not is_plain(x):
+        return F.dropout(x, rate)
+    cut = min(round(rate * 2**16), 2**16 - 1)
+    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    kept = bits[: x.numel()].view(x.shape) >= cut - 2**15
+    return x * kept.to(x.dtype).mul_(2**16 / (2**16 - cut))
 
 
 def squared_relu(x: Tensor) -> Tensor:

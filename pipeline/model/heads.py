@@ -1,11 +1,11 @@
 """What stands on top of a model: the output matrix, a classifier, an embedding."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from pipeline.model.block import ACTIVATIONS, make_norm
 from pipeline.model.config import Architecture
@@ -31,22 +31,11 @@ class LanguageHead(nn.Module):
 
     def loss(self, states_PC: Tensor, targets_P: Tensor, smoothing: float = 0.0) -> Tensor:
         """The summed cross entropy of positions, with gradients."""
-        if not self.cap and not smoothing and states_PC.dtype == torch.float32:  # what torch computes in chunks
-            return F.linear_cross_entropy(
-                self.transform(states_PC) * self.scale,
-                self.output.weight,
-                targets_P,
-                linear_bias=self.output.bias,
-                reduction="sum",
-                options=nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_CHUNK),
-            )
-        total = states_PC.new_zeros((), dtype=torch.float32)
-        for states, targets in zip(torch.split(states_PC, LOSS_CHUNK), torch.split(targets_P, LOSS_CHUNK), strict=True):
-            total = total + checkpoint(self.chunk_loss, states, targets, smoothing, use_reentrant=False)
+        states_PC = self.transform(states_PC) * self.scale
+        total: Tensor = SummedLoss.apply(  # type: ignore[no-untyped-call]
+            states_PC, self.output.weight, self.output.bias, targets_P, smoothing, self.cap
+        )
         return total
-
-    def chunk_loss(self, states_PC: Tensor, targets_P: Tensor, smoothing: float) -> Tensor:
-        return F.cross_entropy(self(states_PC).float(), targets_P, reduction="sum", label_smoothing=smoothing)
 
     @torch.no_grad()
     def losses(self, states_PC: Tensor, targets_P: Tensor) -> Tensor:
@@ -54,6 +43,71 @@ class LanguageHead(nn.Module):
         pairs = zip(torch.split(states_PC, LOSS_CHUNK), torch.split(targets_P, LOSS_CHUNK), strict=True)
         parts = [F.cross_entropy(self(states).float(), targets, reduction="none") for states, targets in pairs]
         return torch.cat(parts) if parts else states_PC.new_zeros(0)
+
+
+class SummedLoss(torch.autograd.Function):
+    """Cross entropy whose gradient is made beside it, chunk by chunk, so that no logits are kept or computed again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states_PC: Tensor,
+        weight_VC: Tensor,
+        bias_V: Tensor | None,
+        targets_P: Tensor,
+        smoothing: float,
+        cap: float,
+    ) -> Tensor:
+        device = states_PC.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_PC.dtype
+        narrow_PC, narrow_VC = states_PC.to(dtype), weight_VC.to(dtype)
+        total = states_PC.new_zeros((), dtype=torch.float32)
+        of_states, of_weight = torch.empty_like(narrow_PC), torch.zeros_like(weight_VC)
+        of_bias = None if bias_V is None else torch.zeros_like(bias_V)
+        for start in range(0, len(targets_P), LOSS_CHUNK):
+            chunk = slice(start, start + LOSS_CHUNK)
+            logits_PV = F.linear(narrow_PC[chunk], narrow_VC, None if bias_V is None else bias_V.to(dtype)).float()
+            loss, of_logits_PV = loss_and_gradient(logits_PV, targets_P[chunk, None], smoothing, cap)
+            total += loss
+            if of_bias is not None:
+                of_bias += of_logits_PV.sum(0)
+            narrow_PV = of_logits_PV.to(dtype)
+            torch.mm(narrow_PV, narrow_VC, out=of_states[chunk])
+            if dtype == of_weight.dtype:
+                of_weight.addmm_(narrow_PV.T, narrow_PC[chunk])
+            else:  # sums of chunks stay in full precision
+                of_weight += narrow_PV.T @ narrow_PC[chunk]
+        ctx.save_for_backward(of_states.to(states_PC.dtype), of_weight, of_bias)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_states, of_weight, of_bias = ctx.saved_tensors
+        of_bias = None if of_bias is None else of_bias * gradient
+        return of_states * gradient, of_weight * gradient, of_bias, None, None, None
+
+
+def loss_and_gradient(
+    logits_PV: Tensor, targets_P1: Tensor, smoothing: float, cap: float
+) -> tuple[Tensor, Tensor]:
+    """The summed loss of logits, and its gradient in their place."""
+    if cap:
+        logits_PV.div_(cap).tanh_()
+        slope_PV = 1 - logits_PV.square()
+        logits_PV.mul_(cap)
+    told, highest_P1 = 1 - smoothing, logits_PV.amax(-1, keepdim=True)
+    loss = highest_P1.sum() - told * logits_PV.gather(-1, targets_P1).sum()
+    if smoothing:
+        loss -= smoothing * logits_PV.mean(-1).sum()
+    gradient_PV = logits_PV.sub_(highest_P1).exp_()
+    sums_P1 = gradient_PV.sum(-1, keepdim=True)
+    loss += sums_P1.log().sum()
+    gradient_PV.div_(sums_P1)
+    if smoothing:
+        gradient_PV -= smoothing / gradient_PV.shape[-1]
+    gradient_PV.scatter_add_(-1, targets_P1, torch.full_like(sums_P1, -told))
+    return loss, gradient_PV.mul_(slope_PV) if cap else gradient_PV
 
 
 class HeadTransform(nn.Module):

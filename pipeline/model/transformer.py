@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import UserError
 from pipeline.model.attention import Attention, Visible, visible
-from pipeline.model.block import Block, BlockCache, FeedForward, dropped, make_norm
+from pipeline.model.block import Block, BlockCache, FeedForward, make_norm
 from pipeline.model.config import Architecture
+from pipeline.model.fast import dropped
 from pipeline.model.heads import ClassificationHead, LanguageHead
 from pipeline.model.positions import Relative, check_length, make_positions
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.model import fast
-from pipeline.model.fast import RMSNorm, keep_freed_memory, squared_relu
+from pipeline.model.fast import RMSNorm, attend, dropped, keep_freed_memory, squared_relu
 
 
 def gradients(result: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -61,10 +61,92 @@ def test_without_gradients_the_operations_are_called_plainly() -> None:
 
 
 @pytest.mark.usefixtures("no_function")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_numbers_take_torchs_way(dtype: torch.dtype) -> None:
     x = torch.randn(3, 8).to(dtype)
     assert RMSNorm(8, 1e-6).to(dtype)(x).dtype == squared_relu(x).dtype == dtype
+
+
+def test_16_bits_are_rounded_once_at_the_end() -> None:
+    """In mixed precision the norm and the activation are those of the same numbers in 32 bits, but for the rounding."""
+    torch.manual_seed(1)
+    narrow = (3 * torch.randn(5, 7, 32)).bfloat16()
+    norm = RMSNorm(32, 1e-3)
+    nn.init.normal_(norm.weight, 1.0, 0.5)
+    for operation, inputs in ((norm, [norm.weight]), (squared_relu, [])):
+        found = []
+        for x in (narrow.clone().requires_grad_(), narrow.float().requires_grad_()):
+            result = operation(x)
+            assert result.dtype == x.dtype
+            outer = torch.randn(x.shape, generator=torch.Generator().manual_seed(3)).bfloat16().to(x.dtype)
+            found.append([result, *torch.autograd.grad(result, [x, *inputs], outer)])
+        for own, wide in zip(*found, strict=True):
+            torch.testing.assert_close(own.float(), wide, rtol=2**-7, atol=2**-6)
+
+
+MASKS = {
+    "all": lambda rows, queries, keys: None,
+    "padding": lambda rows, queries, keys: torch.arange(keys) < torch.randint(1, keys, (rows, 1, 1, 1)),
+    "each its own": lambda rows, queries, keys: torch.rand(rows, 1, queries, keys) < 0.7,
+}
+
+
+@pytest.mark.parametrize("mask", [*MASKS, "causal"])
+@pytest.mark.parametrize(("heads", "shared"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(("queries", "keys"), [(9, 9), (5, 12)])
+def test_attention_by_products_is_torchs(mask: str, heads: int, shared: int, queries: int, keys: int) -> None:
+    """Values and gradients, for every mask, with heads that share keys; and it is the way that is taken."""
+    torch.manual_seed(2)
+    q = torch.randn(3, queries, heads, 8).transpose(1, 2).requires_grad_()
+    k, v = (torch.randn(3, keys, heads // shared, 8).transpose(1, 2).requires_grad_() for _ in range(2))
+    allowed = None if mask == "causal" else MASKS[mask](3, queries, keys)
+    causal = mask == "causal"
+    theirs = F.scaled_dot_product_attention(q, k, v, allowed, 0.0, causal, scale=0.3, enable_gqa=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", None)
+        ours = attend(q, k, v, allowed, 0.0, causal, 0.3)
+    torch.testing.assert_close(ours, theirs)
+    for own, other in zip(gradients(ours, q, k, v), gradients(theirs, q, k, v), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_query_that_sees_nothing_gets_zeros_and_gives_none() -> None:
+    q, k, v = (torch.randn(2, 1, 4, 8, requires_grad=True) for _ in range(3))
+    allowed = torch.ones(2, 1, 4, 4, dtype=torch.bool)
+    allowed[1, :, 2] = False
+    out = attend(q, k, v, allowed, 0.0, False, 1.0)
+    assert out[1, 0, 2].abs().max() == 0 and out[1, 0, 1].abs().min() > 0
+    of_q, of_k, of_v = gradients(out, q, k, v)
+    assert of_q[1, 0, 2].abs().max() == 0 and all(bool(of.isfinite().all()) for of in (of_q, of_k, of_v))
+
+
+def test_scores_are_kept_for_short_sequences_only() -> None:
+    """A sequence of a thousand tokens takes torch's kernel, whose memory grows with its length alone."""
+    for length, dtype, kept in ((16, torch.float32, True), (256, torch.float32, False), (1000, torch.bfloat16, False)):
+        q = torch.randn(1, 1, length, 8, dtype=dtype, requires_grad=True)
+        assert fast.products_are_faster(q, q, None, 0.0) is kept
+        assert not fast.products_are_faster(q, q, torch.zeros(length, length), 0.0)
+        with torch.no_grad():
+            assert not fast.products_are_faster(q, q, None, 0.0)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
+def test_dropout_drops_its_share_and_keeps_the_mean(rate: float) -> None:
+    """For numbers of any count, in values and gradients alike, and the same for a seed."""
+    x = torch.ones(401, 503, requires_grad=True)
+    torch.manual_seed(4)
+    result = dropped(x, rate)
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    torch.testing.assert_close(gradient, result)
+    share = float((result == 0).float().mean())
+    assert share == pytest.approx(rate, abs=4 * (rate * (1 - rate) / x.numel()) ** 0.5)  # four deviations
+    assert float(result.detach().max()) == pytest.approx(1 / (1 - rate), rel=1e-4)
+    neighbours = (result[:, 1:] == 0) & (result[:, :-1] == 0)
+    assert float(neighbours.float().mean()) == pytest.approx(rate**2, rel=0.1)
+    torch.manual_seed(4)
+    torch.testing.assert_close(dropped(x, rate), result, rtol=0, atol=0)
+    assert not torch.equal(dropped(x, rate), result)
+    assert dropped(x, rate, training=False) is x and dropped(x, 0.0) is x
 
 
 def test_memory_can_be_kept_on_any_system() -> None:

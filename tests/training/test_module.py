@@ -192,6 +192,20 @@ def test_the_loss_in_chunks_is_that_of_all_logits(positions: int, settings: dict
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max()))
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_in_mixed_precision_is_near_that_of_all_numbers(smoothing: float) -> None:
+    """Products in bfloat16, sums in float32: the loss within a thousandth, gradients within the rounding."""
+    layer = head(output_bias=True)
+    states, targets = torch.randn(LOSS_CHUNK + 50, 16, requires_grad=True), torch.randint(0, 97, (LOSS_CHUNK + 50,))
+    wide = layer.loss(states, targets, smoothing)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = layer.loss(states, targets, smoothing)
+    assert narrow.dtype == torch.float32 and float(narrow) == pytest.approx(float(wide), rel=1e-3)
+    inputs = [states, *layer.parameters()]
+    for one, other in zip(torch.autograd.grad(narrow, inputs), torch.autograd.grad(wide, inputs), strict=True):
+        assert one.dtype == other.dtype and float((one - other).norm() / other.norm()) < 0.03
+
+
 def peak_memory(work: Callable[[], object]) -> int:
     """The most bytes that a piece of work holds at once, of tensors it makes itself."""
     work()  # whatever is made once is made now
