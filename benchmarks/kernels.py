@@ -2,8 +2,9 @@
 
     python -m benchmarks.kernels --rounds 15
 
-Norms and activations forward and backward for 16 × 256 states, or without gradients for one token; the step is that of
-the encoder of benchmarks/training.py. Each way in a process of its own, in turn.
+Norms, activations, dropout and attention forward and backward for 16 × 256 states (attention of short sequences: 120 of
+17 tokens), the loss of 2,048 states over 8,192 words, or without gradients for one token; the step is that of the
+encoder of benchmarks/training.py. Each way in a process of its own, in turn.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from benchmarks import training
 from benchmarks.harness import Step, Worker, arguments_of, in_turn, save
-from pipeline.model.fast import Normalised, RMSNorm, keep_freed_memory, squared_relu
+from pipeline.model.config import ModelConfig, resolve
+from pipeline.model.fast import Normalised, RMSNorm, attend, dropped, keep_freed_memory, squared_relu
+from pipeline.model.heads import LOSS_CHUNK, LanguageHead
 from pipeline.terminal import print_table
 
 WIDTH, REPEATS = 256, 100
@@ -27,6 +30,42 @@ def both_ways(operation: Callable[[Tensor], Tensor], width: int) -> Step:
     x = torch.randn(16, 256, width, requires_grad=True)
     gradient = torch.randn_like(x)
     return lambda: operation(x).backward(gradient)
+
+
+def attention(
+    way: Callable[..., Tensor], sequences: int, tokens: int, dtype: torch.dtype, dropout: float = 0.0
+) -> Step:
+    """Four heads over padded sequences, forward and backward."""
+    q, k, v = (torch.randn(sequences, tokens, 4, 64, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3))
+    gradient, real = torch.randn_like(q), torch.ones(sequences, 1, 1, tokens, dtype=torch.bool)
+    return lambda: way(q, k, v, real, dropout).backward(gradient)
+
+
+def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    return attend(q, k, v, mask, dropout, False, 0.125)
+
+
+def torchs_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout)
+
+
+def loss(ours: bool, mixed: bool, smoothing: float = 0.0) -> Step:
+    """What an output matrix and cross entropy take, forward and backward."""
+    head = LanguageHead(resolve(ModelConfig(family="decoder", size="small")), 8192)
+    states, targets = torch.randn(2048, WIDTH, requires_grad=True), torch.randint(0, 8192, (2048,))
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_CHUNK)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            if ours:
+                found = head.loss(states, targets, smoothing)
+            elif smoothing or mixed:
+                found = F.cross_entropy(head(states).float(), targets, reduction="sum", label_smoothing=smoothing)
+            else:
+                found = F.linear_cross_entropy(states, head.output.weight, targets, reduction="sum", options=options)
+        found.backward()
+
+    return step
 
 
 def one_token(operation: Callable[[Tensor], Tensor]) -> Step:
@@ -56,6 +95,15 @@ def kept(step: Step) -> Step:
     return step
 
 
+def attention_ways(
+    sequences: int, tokens: int, dtype: torch.dtype, dropout: float = 0.0
+) -> dict[str, Callable[[], Step]]:
+    return {
+        "ours": lambda: kept(attention(by_products, sequences, tokens, dtype, dropout)),
+        "torch's kernel": lambda: kept(attention(torchs_attention, sequences, tokens, dtype, dropout)),
+    }
+
+
 KERNELS: dict[str, dict[str, Callable[[], Step]]] = {
     "norm": {
         "ours": lambda: kept(both_ways(RMSNorm(WIDTH, 1e-6), WIDTH)),
@@ -70,6 +118,26 @@ KERNELS: dict[str, dict[str, Callable[[], Step]]] = {
     "squared ReLU": {
         "ours": lambda: kept(both_ways(squared_relu, 4 * WIDTH)),
         "relu, square": lambda: kept(both_ways(lambda x: F.relu(x).square(), 4 * WIDTH)),
+    },
+    "dropout": {
+        "ours": lambda: kept(both_ways(lambda x: dropped(x, 0.1), WIDTH)),
+        "torch's dropout": lambda: kept(both_ways(lambda x: F.dropout(x, 0.1), WIDTH)),
+    },
+    "attention, short": attention_ways(120, 17, torch.float32),
+    "attention, short, bfloat16": attention_ways(120, 17, torch.bfloat16),
+    "attention, bfloat16": attention_ways(16, 256, torch.bfloat16),
+    "attention with dropout": attention_ways(16, 256, torch.float32, 0.1),
+    "loss": {
+        "ours": lambda: kept(loss(True, False)),
+        "torch's linear_cross_entropy": lambda: kept(loss(False, False)),
+    },
+    "loss, bfloat16": {
+        "ours": lambda: kept(loss(True, True)),
+        "linear, cross_entropy": lambda: kept(loss(False, True)),
+    },
+    "loss, smoothed": {
+        "ours": lambda: kept(loss(True, False, 0.1)),
+        "linear, cross_entropy": lambda: kept(loss(False, False, 0.1)),
     },
     "encoder's step": {
         "freed memory kept": lambda: encoder_step(True),

@@ -3,8 +3,9 @@
     python -m benchmarks.tasks --data DATA --only sentiment retrieval --output benchmarks/results/tasks
 
 DATA holds a folder of novels and one for each task, named as in benchmarks/tasks.yaml; without it the catalogue's sets
-are taken. Every run is a `triptych` command of its own: it is printed, and what is finished is not done again. All runs
-of a family start from one bundle; those from scratch have the same model and tokenizer. Scores are of validation rows.
+are taken. Every run is a `triptych` command of its own: it is printed, and what is finished is not done again, so that
+two processes with `--only` and OMP_NUM_THREADS=1 can share the work. All runs of a family start from one bundle; those
+from scratch have the same model and tokenizer. Scores are of validation rows.
 """
 
 import json
@@ -22,7 +23,7 @@ from pipeline.files import read_json
 from pipeline.terminal import note, print_table
 from pipeline.training.config import FinetuneConfig
 
-HEADER = ("task", "run", "metric", "mean", "deviation", "seeds", "next to nothing", "minutes a seed")
+HEADER = ("task", "run", "metric", "mean", "deviation", "seeds", "next to nothing", "minutes a seed", "rows")
 FAMILIES = ("encoder", "decoder", "encoder-decoder")
 
 
@@ -45,15 +46,16 @@ def main() -> None:
     for name, task in tasks.items():
         config = build(FinetuneConfig, [Path(task["config"])], as_typed(task["options"]))
         found = read_task(config.task, config.data, seed=1)
-        note(f"{name}: {config.data.train}, rows {found.fingerprint[:12]}")
+        rows_hash = found.fingerprint[:12]
+        note(f"{name}: {config.data.train}, rows {rows_hash}")
         if config.task.name == "sentiment":
-            rows.append((name, "TF-IDF, logistic regression", "accuracy", tfidf(found), 0.0, 1, "-", "-"))
+            rows.append((name, "TF-IDF, logistic regression", "accuracy", tfidf(found), 0.0, 1, "-", "-", rows_hash))
         for run, given in task["runs"].items():
             options = {key: value for key, value in given.items() if key != "start"}
             start = {"init_from": str(arguments.output / given["start"] / "bundle")} if "start" in given else {}
             options |= start or (settings["scratch"] if "model.family" in given else {})
             folder = arguments.output / f"{name}-{run}".replace(", ", "-").replace(" ", "-")
-            rows.append((name, run, *finetune(task, task["options"] | options | few, folder)))
+            rows.append((name, run, *finetune(task, task["options"] | options | few, folder), rows_hash))
         print_table(name, HEADER, [row for row in rows if row[0] == name])
     save(arguments.json, [dict(zip(HEADER, row, strict=True)) for row in rows])
 

@@ -136,12 +136,16 @@ def of_task(config: FinetuneConfig, run: Run, device: torch.device) -> Estimate:
 
 def seconds_of_step(network: Network, config: PretrainConfig | FinetuneConfig, batches: Iterable[Batch]) -> float:
     """Forward, backward and update, the middle one of a few."""
-    optimizer = make_optimizer(network.model, config.optim)
+    optimizer = make_optimizer(network.model, config.optim, config.trainer.precision)
     network.train()
+    device, precision = next(network.parameters()).device.type, config.trainer.precision
+    narrow = torch.float16 if precision == "16-mixed" else torch.bfloat16
 
     def step(batch: Batch) -> float:
         begun = time.perf_counter()
-        network(batch).backward()
+        with torch.autocast(device, narrow, enabled=precision != "32"):
+            loss = network(batch)
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         if torch.cuda.is_available():

@@ -88,9 +88,7 @@ class SummedLoss(torch.autograd.Function):
         return of_states * gradient, of_weight * gradient, of_bias, None, None, None
 
 
-def loss_and_gradient(
-    logits_PV: Tensor, targets_P1: Tensor, smoothing: float, cap: float
-) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(logits_PV: Tensor, targets_P1: Tensor, smoothing: float, cap: float) -> tuple[Tensor, Tensor]:
     """The summed loss of logits, and its gradient in their place."""
     if cap:
         logits_PV.div_(cap).tanh_()

@@ -133,7 +133,7 @@ class Keeper(pl.Callback):
 
     def peak_flops(self, module: Training) -> float:
         if not self.peak:
-            self.peak = measured_peak(module.device)
+            self.peak = measured_peak(module.device, module.settings.precision)
         return self.peak
 
     def write(self, trainer: pl.Trainer, done: Progress, metrics: dict[str, float]) -> None:
@@ -171,10 +171,12 @@ def requeued(number: int | None) -> bool:
     return subprocess.run(["scontrol", "requeue", job], check=False).returncode == 0
 
 
-def measured_peak(device: torch.device) -> float:
+def measured_peak(device: torch.device, precision: str) -> float:
     """The floating-point operations a second that a large matrix product reaches on a device."""
     size = 4096 if device.type == "cuda" else 768
-    matrix = torch.randn(size, size, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    narrow = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    dtype = torch.float32 if device.type != "cuda" and precision == "32" else narrow
+    matrix = torch.randn(size, size, device=device, dtype=dtype)
     best = 0.0
     for _ in range(5):
         start = time.perf_counter()

@@ -16,6 +16,8 @@ from pipeline.data.config import (
 from pipeline.errors import UserError
 from pipeline.model.config import ModelConfig, resolve
 
+Precision = Literal["32", "bf16-mixed", "16-mixed"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
@@ -84,7 +86,7 @@ class TrainerConfig:
     """Machines."""
     strategy: Literal["auto", "ddp", "fsdp"] = "auto"
     """How processes share the work: each with a whole model, or each with a part of it."""
-    precision: Literal["32", "bf16-mixed", "16-mixed"] = "32"
+    precision: Precision = "32"
     """Number format of the matrix products; weights stay in 32 bits."""
     compile: bool = False
     """Compile the model first: slower to start, faster afterwards."""

@@ -90,7 +90,7 @@ class Job:
         flops = training_flops(self.model, batch) / len(batch.targets_BT) * steps * self.steps.batch_size
         tokens = int(steps * len(self.store.stream("train")) / self.steps.per_epoch)
         gpu = torch.cuda.is_available() and self.config.trainer.accelerator in ("auto", "gpu")
-        speed = UTILISATION * measured_peak(torch.device("cuda" if gpu else "cpu"))
+        speed = UTILISATION * measured_peak(torch.device("cuda" if gpu else "cpu"), self.config.trainer.precision)
         seconds = flops / (speed * self.share.processes if gpu else speed)
         numbers = sum(parameter.numel() for parameter in self.model.parameters())
         return (

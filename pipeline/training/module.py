@@ -177,7 +177,7 @@ class Training(pl.LightningModule):
         self.sharded = True
 
     def configure_optimizers(self) -> Optimizer:
-        return make_optimizer(self.model, self.optim)
+        return make_optimizer(self.model, self.optim, self.settings.precision)
 
     def training_step(self, batch: Batch, number: int) -> Tensor:
         """The loss of a micro-batch, in a unit that the end of the step sets right."""

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw
 
-from pipeline.training.config import OptimConfig
+from pipeline.training.config import OptimConfig, Precision
 
 TOGETHER = 2**24  # numbers, in matrices of one shape, that Muon makes orthogonal at a time
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
+def make_optimizer(model: nn.Module, config: OptimConfig, precision: Precision = "32") -> Optimizer:
     """AdamW, or Muon for the matrices of the blocks and AdamW for everything else."""
     groups = parameter_groups(model, config)
     if config.name == "muon":
-        return Muon(groups, betas=config.betas, eps=config.epsilon)
+        return Muon(groups, betas=config.betas, eps=config.epsilon, narrow=precision == "bf16-mixed")
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in model.parameters())
     return AdamW(groups, lr=config.highest, betas=config.betas, eps=config.epsilon, fused=fused)
 
@@ -85,8 +85,8 @@ def rate_share(config: OptimConfig, step: int, total: int) -> float:
 class Muon(Optimizer):
     """Momentum made orthogonal for matrices (Jordan et al. 2024), AdamW for the groups that are not marked `muon`.
 
-    The library's Muon orthogonalises in bfloat16, which is slow without hardware for it; this one takes the number
-    format of the machine.
+    The library's Muon orthogonalises in bfloat16, which is slow without hardware for it; this one does so on a GPU, and
+    on a CPU where it is asked to.
     """
 
     def __init__(
@@ -96,7 +96,9 @@ class Muon(Optimizer):
         eps: float,
         momentum: float = 0.95,
         iterations: int = 5,
+        narrow: bool = False,
     ) -> None:
+        self.narrow = narrow
         super().__init__(groups, {"betas": betas, "eps": eps, "momentum": momentum, "iterations": iterations})
 
     @torch.no_grad()
@@ -123,7 +125,8 @@ class Muon(Optimizer):
             together = max(1, TOGETHER // (rows * columns))
             for start in range(0, len(matrices), together):
                 part = matrices[start : start + together]
-                updates = orthogonal(torch.stack([self.ahead(matrix, group) for matrix in part]), group["iterations"])
+                ahead = torch.stack([self.ahead(matrix, group) for matrix in part])
+                updates = orthogonal(ahead, group["iterations"], self.narrow or ahead.is_cuda)
                 for parameter, update in zip(part, updates, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * scale)
 
@@ -153,10 +156,10 @@ class Muon(Optimizer):
         )  # fmt: skip
 
 
-def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
+def orthogonal(matrices: Tensor, iterations: int, narrow: bool = False) -> Tensor:
     """About the nearest matrices with singular values of one, by Newton and Schulz's iteration."""
     tall = matrices.shape[-2] > matrices.shape[-1]
-    x: Tensor = (matrices.mT if tall else matrices).to(torch.bfloat16 if matrices.is_cuda else torch.float32)
+    x: Tensor = (matrices.mT if tall else matrices).to(torch.bfloat16 if narrow else torch.float32)
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     if x.dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
         x = iterated(x @ x.mT, iterations) @ x

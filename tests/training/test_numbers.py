@@ -11,6 +11,7 @@ import torch
 from pipeline import cli
 from pipeline.bundle import load_bundle, make_model
 from pipeline.model.config import ModelConfig, resolve
+from pipeline.training.callbacks import measured_peak
 from tests.training.jobs import arguments, rows, write_novels
 from tests.training.test_module import broken
 
@@ -74,3 +75,22 @@ def test_a_batch_of_nothing_but_padding_gives_numbers_and_gradients(family: Any,
     assert bool(states.isfinite().all())
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert gradients and all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("32", torch.float32), ("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)]
+)
+def test_the_peak_is_that_of_the_numbers_a_run_computes_with(
+    monkeypatch: pytest.MonkeyPatch, precision: str, dtype: torch.dtype
+) -> None:
+    """A share of the peak of other numbers would say nothing, and could be more than all of it."""
+    kinds = []
+    randn = torch.randn
+
+    def noted(*shape: int, **options: Any) -> torch.Tensor:
+        kinds.append(options["dtype"])
+        return randn(2, 2)
+
+    monkeypatch.setattr(torch, "randn", noted)
+    assert measured_peak(torch.device("cpu"), precision) > 0
+    assert kinds == [dtype]

@@ -185,6 +185,19 @@ def test_many_matrices_are_orthogonal_as_one_alone(rows: int, columns: int) -> N
         torch.testing.assert_close(found.double(), x, rtol=0, atol=6e-5)  # 3.4445⁵ times the rounding of float32
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(96, 24), (24, 96), (48, 48)])
+def test_16_bits_are_enough_to_be_about_orthogonal(rows: int, columns: int) -> None:
+    """In mixed precision the update has the direction and the size of the one in full precision."""
+    torch.manual_seed(1)
+    matrix = torch.randn(1, rows, columns)
+    narrow, wide = orthogonal(matrix, 5, narrow=True), orthogonal(matrix, 5)
+    assert narrow.dtype == torch.float32 and not torch.equal(narrow, wide)
+    assert float((narrow - wide).norm() / wide.norm()) < 0.05
+    for precision, expected in (("32", False), ("bf16-mixed", True), ("16-mixed", False)):
+        optimizer = make_optimizer(tiny("decoder"), OptimConfig(name="muon"), precision)  # type: ignore[arg-type]
+        assert isinstance(optimizer, Muon) and optimizer.narrow is expected
+
+
 @pytest.mark.parametrize("together", [1, 100, 10**6])
 def test_muon_does_not_depend_on_what_it_computes_together(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optim, "TOGETHER", together)
