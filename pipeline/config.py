@@ -1,6 +1,6 @@
 """What can be set about using a bundle. Light: imported by the command line, never torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from pipeline.errors import UserError
@@ -108,6 +108,29 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnswerConfig:
+    """How answers are written; what is not named is as in training."""
+
+    max_new_tokens: int | None = None
+    """Stop after this many tokens."""
+    min_new_tokens: int | None = None
+    """Do not end before this many tokens."""
+    beams: int | None = None
+    """Follow this many sequences and keep the most probable; 1 is no beam search."""
+    length_penalty: float | None = None
+    """Divide the log-probability of a sequence by its length to this power; more favours longer ones."""
+    no_repeat_ngram: int | None = None
+    """Write no sequence of this many tokens twice, nor one of the source's; 0 allows it."""
+
+    def over(self, trained: GenerationConfig) -> GenerationConfig:
+        """As in training, but for what is named here."""
+        return replace(trained, **{key: value for key, value in asdict(self).items() if value is not None})
+
+    def __post_init__(self) -> None:
+        self.over(GenerationConfig(max_new_tokens=max(1, self.min_new_tokens or 1)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """Measure a fine-tuned bundle on rows."""
 
@@ -122,16 +145,14 @@ class EvaluateConfig:
     """Rows at a time; the result does not depend on it."""
     on_error: Literal["fail", "skip"] = "fail"
     """What to do with a row that is missing a column, is empty or has the wrong type."""
-    generation: GenerationConfig | None = None
-    """How answers are written; by default as in training."""
+    generation: AnswerConfig = field(default_factory=AnswerConfig)
+    """How answers are written; what is not named is as in training."""
     function: str | None = None
     """Your own Python, FILE.py:NAME, that makes rows of this table as in training; a bundle cannot name any."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise UserError(f"batch_size: {self.batch_size} must be at least 1")
-        if self.generation and self.generation.temperature:
-            raise UserError("generation.temperature: a task is judged by the most probable answers; leave it at 0")
 
 
 @dataclass(frozen=True, kw_only=True)

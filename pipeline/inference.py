@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeline.bundle import Bundle, load_bundle
 from pipeline.config import (
+    AnswerConfig,
     AttentionConfig,
     EmbedConfig,
     EvaluateConfig,
@@ -128,7 +129,7 @@ class Loaded:
             raise UserError(f"{self.folder}: fine-tuned for {task}, which is no {kind} task")
         return predictor
 
-    def predictor(self, batch_size: int = 32, generation: GenerationConfig | None = None) -> Predictor:
+    def predictor(self, batch_size: int = 32, answers: AnswerConfig | None = None) -> Predictor:
         """What does the task that the bundle was fine-tuned for."""
         meta = self.bundle.meta
         if "task" not in meta:
@@ -141,7 +142,7 @@ class Loaded:
             meta["source_length"],
             meta["target_length"],
         )
-        written = generation or GenerationConfig(**meta["generation"])
+        written = (answers or AnswerConfig()).over(GenerationConfig(**meta["generation"]))
         return Predictor(self.bundle.model, encoder, meta["pooling"], written, batch_size)
 
     def embedder(self, batch_size: int = 32) -> Predictor:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import torch
 
 from pipeline import cli
 from pipeline.bundle import load_bundle
+from pipeline.config import AnswerConfig, GenerationConfig
 from pipeline.data.config import TaskConfig, TaskDataConfig
 from pipeline.data.datamodule import Share, TokenSteps
 from pipeline.data.objectives import IGNORED
 from pipeline.data.rows import made_up, read_task
 from pipeline.data.tasks import Encoder, Row
 from pipeline.errors import UserError
+from pipeline.evaluation import predicting
 from pipeline.inference import load
 from pipeline.model.config import ModelConfig, resolve
+from pipeline.model.generation import generate
 from pipeline.model.heads import pooled
 from pipeline.model.transformer import Transformer
 from pipeline.training.pretraining import start_bundle
@@ -176,7 +180,9 @@ def test_fine_tuning_is_resumed_bit_for_bit(folder: Path, tmp_path: Path) -> Non
     assert weights[0] == weights[1] and rows(tmp_path / "whole") == rows(run)
 
 
-def test_an_encoder_is_warm_started_with_fresh_cross_attention_only(tmp_path: Path) -> None:
+def test_an_encoder_is_warm_started_with_fresh_cross_attention_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     novels = write_novels(tmp_path / "novels")
     for family in ("encoder", "decoder"):
         more = {"trainer__max_steps": 2, "data__new_tokenizer__tags": "[<de>]"}
@@ -198,6 +204,22 @@ def test_an_encoder_is_warm_started_with_fresh_cross_attention_only(tmp_path: Pa
     more = {"init_from": tmp_path / "encoder" / "bundle", "task__tag": "<de>", "generation__max_new_tokens": 6}
     assert cli.main(words(tmp_path, run, "translation", trainer__max_epochs=1, **more)) == 0
     assert load_bundle(run / "bundle").model.architecture.family == "encoder-decoder"
+    written: list[GenerationConfig] = []
+
+    def noted(model: Transformer, prompts: Any, settings: GenerationConfig, **more: Any) -> Any:
+        written.append(settings)
+        return generate(model, prompts, settings, **more)
+
+    monkeypatch.setattr(predicting, "generate", noted)
+    data = str(tmp_path / "dev.jsonl")
+    assert cli.main(["evaluate", str(run / "bundle"), "--data", data, "--generation.beams", "3"]) == 0
+    assert set(written) == {GenerationConfig(beams=3, max_new_tokens=6)}
+
+
+def test_what_is_not_named_is_written_as_in_training() -> None:
+    trained = GenerationConfig(max_new_tokens=20, beams=4, no_repeat_ngram=3)
+    assert AnswerConfig().over(trained) == trained
+    assert AnswerConfig(beams=1, length_penalty=0.5).over(trained) == replace(trained, beams=1, length_penalty=0.5)
 
 
 # --- Rows and examples ---
@@ -411,10 +433,12 @@ def test_changed_rows_are_noticed(folder: Path, tmp_path: Path, capsys: pytest.C
         ["predict", "BUNDLE", "x", "--batch_size", "0"],
         ["evaluate", "BUNDLE", "--data", "nowhere.jsonl"],
         ["evaluate", "BUNDLE", "--data", "nowhere.jsonl", "--generation.beams", "0"],
+        ["evaluate", "BUNDLE", "--data", "nowhere.jsonl", "--generation.temperature", "1"],
         ["bundle", "RUN"],
     ],
 )
 def test_other_mistakes_are_one_line(wrong: list[str], classifier: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = {"BUNDLE": str(classifier), "RUN": str(classifier.parent)}
     assert cli.main([places.get(word, word) for word in wrong]) == 2
-    assert "Traceback" not in capsys.readouterr().err
+    told = capsys.readouterr().err.strip()
+    assert len(told.splitlines()) == 1 and "Traceback" not in told and "<class" not in told
