@@ -3,8 +3,8 @@
     python -m benchmarks.kernels --rounds 15
 
 Norms, activations, dropout and attention forward and backward for 16 × 256 states (attention of short sequences: 120 of
-17 tokens), the loss of 2,048 states over 8,192 words, or without gradients for one token; the step is that of the
-encoder of benchmarks/training.py. Each way in a process of its own, in turn.
+17 tokens), the loss of 2,048 states over 8,192 words, or without gradients for one token; steps are those of
+benchmarks/training.py, with AdamW. Each way in a process of its own, in turn.
 """
 
 from collections.abc import Callable
@@ -85,9 +85,9 @@ def function_of_autograd() -> Callable[[Tensor], Tensor]:
     return lambda x: Normalised.apply(x, weight, 1e-6)
 
 
-def encoder_step(kept: bool) -> Step:
-    case = next(case for case in training.CASES if case.family == "encoder" and not case.dropout)
-    return training.make_step(training.our_model(case), training.make_batch(case.family), compiled=False, kept=kept)
+def step_of(family: str, dropout: float = 0.0, kept: bool = True, narrow: bool = False) -> Step:
+    case = next(case for case in training.CASES if case.family == family and case.dropout == dropout)
+    return training.make_step(training.our_model(case), training.make_batch(family), False, kept, narrow)
 
 
 def kept(step: Step) -> Step:
@@ -140,8 +140,13 @@ KERNELS: dict[str, dict[str, Callable[[], Step]]] = {
         "linear, cross_entropy": lambda: kept(loss(False, False, 0.1)),
     },
     "encoder's step": {
-        "freed memory kept": lambda: encoder_step(True),
-        "given back": lambda: encoder_step(False),
+        "freed memory kept": lambda: step_of("encoder"),
+        "given back": lambda: step_of("encoder", kept=False),
+        "in bfloat16": lambda: step_of("encoder", narrow=True),
+    },
+    "decoder's step": {
+        "float32": lambda: step_of("decoder"),
+        "in bfloat16": lambda: step_of("decoder", narrow=True),
     },
 }
 

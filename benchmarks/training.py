@@ -189,7 +189,7 @@ def make_batch(family: str) -> Batch:
     )  # fmt: skip
 
 
-def make_step(model: nn.Module, batch: Batch, compiled: bool, kept: bool = True) -> Step:
+def make_step(model: nn.Module, batch: Batch, compiled: bool, kept: bool = True, narrow: bool = False) -> Step:
     """One optimizer step on the same batch again, as users of ours and of the peer would do it."""
     model.train()
     ours = isinstance(model, Network)
@@ -206,7 +206,8 @@ def make_step(model: nn.Module, batch: Batch, compiled: bool, kept: bool = True)
             model.compile()
 
     def step() -> None:
-        loss = model(batch) / (batch.loss_positions if ours else 1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            loss = model(batch) / (batch.loss_positions if ours else 1)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
