@@ -85,9 +85,10 @@ def function_of_autograd() -> Callable[[Tensor], Tensor]:
     return lambda x: Normalised.apply(x, weight, 1e-6)
 
 
-def step_of(family: str, dropout: float = 0.0, kept: bool = True, narrow: bool = False) -> Step:
-    case = next(case for case in training.CASES if case.family == family and case.dropout == dropout)
-    return training.make_step(training.our_model(case), training.make_batch(family), False, kept, narrow)
+def step_of(family: str, kept: bool = True, narrow: bool = False) -> Step:
+    case = next(case for case in training.CASES if case.family == family and not case.dropout)
+    model, batch = training.our_model(case), training.make_batch(family)
+    return training.make_step(model, batch, compiled=False, kept=kept, narrow=narrow)
 
 
 def kept(step: Step) -> Step:

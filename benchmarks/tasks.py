@@ -3,9 +3,10 @@
     python -m benchmarks.tasks --data DATA --only sentiment retrieval --output benchmarks/results/tasks
 
 DATA holds a folder of novels and one for each task, named as in benchmarks/tasks.yaml; without it the catalogue's sets
-are taken. Every run is a `triptych` command of its own: it is printed, and what is finished is not done again, so that
-two processes with `--only` and OMP_NUM_THREADS=1 can share the work. All runs of a family start from one bundle; those
-from scratch have the same model and tokenizer. Scores are of validation rows.
+are taken. Every run is a `triptych` command of its own: it is printed, and what is finished is not done again, so that,
+once the bundles of pretraining are there, two processes with `--only`, `--json` and OMP_NUM_THREADS=1 can share the
+work. All runs of a family start from one bundle; those from scratch have the same model and tokenizer. Scores are of
+validation rows.
 """
 
 import json

@@ -122,12 +122,14 @@ class AnswerConfig:
     no_repeat_ngram: int | None = None
     """Write no sequence of this many tokens twice, nor one of the source's; 0 allows it."""
 
-    def over(self, trained: GenerationConfig) -> GenerationConfig:
-        """As in training, but for what is named here."""
-        return replace(trained, **{key: value for key, value in asdict(self).items() if value is not None})
-
     def __post_init__(self) -> None:
-        self.over(GenerationConfig(max_new_tokens=max(1, self.min_new_tokens or 1)))
+        least = max(1, self.min_new_tokens or 1)  # what the training set is not known here
+        self.over(GenerationConfig(max_new_tokens=least))
+
+    def over(self, trained: GenerationConfig) -> GenerationConfig:
+        """As in training, but for what is named here; only the best answer counts."""
+        named = {key: value for key, value in asdict(self).items() if value is not None}
+        return replace(trained, sequences=1, **named)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from pipeline.terminal import note, print_table, warn
 from pipeline.training.config import FinetuneConfig, PretrainConfig
 from pipeline.training.job import in_time, total_steps
 from pipeline.training.module import Network, training_flops
-from pipeline.training.optim import make_optimizer
+from pipeline.training.optim import make_optimizer, numbers_of
 from pipeline.training.run import Run
 from pipeline.training.taskjob import make_job
 
@@ -138,12 +138,12 @@ def seconds_of_step(network: Network, config: PretrainConfig | FinetuneConfig, b
     """Forward, backward and update, the middle one of a few."""
     optimizer = make_optimizer(network.model, config.optim, config.trainer.precision)
     network.train()
-    device, precision = next(network.parameters()).device.type, config.trainer.precision
-    narrow = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    device, precision = next(network.parameters()).device, config.trainer.precision
+    mixed = torch.autocast(device.type, numbers_of(device, precision), enabled=precision != "32")
 
     def step(batch: Batch) -> float:
         begun = time.perf_counter()
-        with torch.autocast(device, narrow, enabled=precision != "32"):
+        with mixed:
             loss = network(batch)
         loss.backward()
         optimizer.step()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.model.config import Architecture
-from pipeline.model.fast import RMSNorm, attend
+from pipeline.model.fast import RMSNorm, attend, repeated
 from pipeline.model.positions import Positions, Rotation, check_length
 
 
@@ -109,7 +109,7 @@ class Attention(nn.Module):
             causal = seen.causal and self.kind == "dot"
             out = attend(q, k, v, mask, dropout, causal, self.scale)
         else:
-            out = self.weights(q, k, seen, bias_HTS) @ repeated(v, self.heads)
+            out = self.weights(q, k, seen, bias_HTS) @ repeated(v, self.heads // self.kv_heads)
         return self.output(out.transpose(1, 2).flatten(2))
 
     def probabilities(
@@ -158,7 +158,7 @@ class Attention(nn.Module):
         return self.query(x_BTC), self.key_value(x_BTC)
 
     def weights(self, q: Tensor, k: Tensor, seen: Visible, bias_HTS: Tensor | None) -> Tensor:
-        scores_BHTS = q @ repeated(k, self.heads).transpose(-1, -2) * self.scale
+        scores_BHTS = q @ repeated(k, self.heads // self.kv_heads).transpose(-1, -2) * self.scale
         if self.kind == "low_rank":
             return scores_BHTS.softmax(-1) if self.softmax else scores_BHTS
         if seen.causal:
@@ -181,11 +181,6 @@ def score_mask(seen: Visible, bias_HTS: Tensor | None, like: Tensor) -> Tensor |
         return seen.allowed
     bias = bias_HTS[None].to(like.dtype)
     return bias if seen.allowed is None else bias.masked_fill(~seen.allowed, -math.inf)
-
-
-def repeated(x_BKSD: Tensor, heads: int) -> Tensor:
-    """Each key-value head as often as query heads share it."""
-    return x_BKSD.repeat_interleave(heads // x_BKSD.shape[1], dim=1)
 
 
 def mixed(x_BKSD: Tensor, mixer_RS: Tensor, real_BS: Tensor | None) -> Tensor:

@@ -127,7 +127,8 @@ def attention_flops(model: Architecture, queries: int, keys: int, causal: bool) 
 def activation_bytes(model: Architecture, source: int, target: int, number_bytes: int = 4) -> int:
     """The memory that one training sequence keeps for the backward pass, without logits and recomputation.
 
-    Counted are the tensors that autograd keeps; a test compares them with those it really keeps.
+    Counted are the tensors that autograd keeps; a test compares them with those it really keeps. Not counted are the
+    scores that a CPU keeps of short sequences (fast.py).
     """
     encoder = layer_numbers(model, source, source) + feed_forward_numbers(model, source)
     decoder = layer_numbers(model, target, target) + feed_forward_numbers(model, target)

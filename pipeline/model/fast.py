@@ -82,24 +82,30 @@ def attend(
         return F.scaled_dot_product_attention(
             q_BHTD, k_BKSD, v_BKSD, mask, dropout, causal, scale=scale, enable_gqa=shared > 1
         )
-    if shared > 1:
-        k_BKSD, v_BKSD = (x.repeat_interleave(shared, dim=1) for x in (k_BKSD, v_BKSD))
-    scores_BHTS = (q_BHTD * scale) @ k_BKSD.mT
+    k_BHSD, v_BHSD = repeated(k_BKSD, shared), repeated(v_BKSD, shared)
+    scores_BHTS = (q_BHTD * scale) @ k_BHSD.mT
     if causal:
         mask = torch.ones(scores_BHTS.shape[-2:], dtype=torch.bool, device=q_BHTD.device).tril()
     if mask is None:
-        return dropped(scores_BHTS.softmax(-1), dropout) @ v_BKSD
-    scores_BHTS.masked_fill_(~mask, torch.finfo(scores_BHTS.dtype).min)
-    out_BHTD = dropped(scores_BHTS.softmax(-1), dropout) @ v_BKSD
+        return dropped(scores_BHTS.softmax(-1), dropout) @ v_BHSD
+    scores_BHTS.masked_fill_(~mask, torch.finfo(scores_BHTS.dtype).min)  # a row of infinities would be NaN
+    out_BHTD = dropped(scores_BHTS.softmax(-1), dropout) @ v_BHSD
     return out_BHTD if causal else out_BHTD.masked_fill(~mask.any(-1, keepdim=True), 0.0)  # who sees nothing
+
+
+def repeated(x_BKSD: Tensor, times: int) -> Tensor:
+    """Each key-value head as often as query heads share it."""
+    return x_BKSD if times == 1 else x_BKSD.repeat_interleave(times, dim=1)
 
 
 def products_are_faster(q_BHTD: Tensor, k_BKSD: Tensor, mask: Tensor | None, dropout: float) -> bool:
     """Whether to keep all scores: for short sequences, more so in bfloat16, and with dropout, when torch does it too.
 
-    Bounded, so that the memory of long sequences grows no faster than they do. Measured by benchmarks/kernels.py.
+    Bounded, so that the memory of long sequences grows no faster than they do. Measured by benchmarks/kernels.py. In
+    bfloat16 scores are rounded, as on a GPU without a fused kernel.
     """
-    if not (is_plain(q_BHTD) and torch.is_grad_enabled()) or (mask is not None and mask.dtype != torch.bool):
+    differentiated = torch.is_grad_enabled() and (q_BHTD.requires_grad or k_BKSD.requires_grad)
+    if not (is_plain(q_BHTD) and differentiated) or (mask is not None and mask.dtype != torch.bool):
         return False
     longest = 512 if q_BHTD.dtype == torch.bfloat16 else 32
     return dropout > 0 or q_BHTD.shape[-2] * k_BKSD.shape[-2] <= longest**2

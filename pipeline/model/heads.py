@@ -60,9 +60,11 @@ class SummedLoss(torch.autograd.Function):
     ) -> Tensor:
         device = states_PC.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_PC.dtype
+        back = torch.float32 if dtype == torch.float16 else dtype  # a scaler of losses comes too late for this gradient
         narrow_PC, narrow_VC = states_PC.to(dtype), weight_VC.to(dtype)
+        back_PC, back_VC = narrow_PC.to(back), narrow_VC.to(back)
         total = states_PC.new_zeros((), dtype=torch.float32)
-        of_states, of_weight = torch.empty_like(narrow_PC), torch.zeros_like(weight_VC)
+        of_states, of_weight = torch.empty_like(back_PC), torch.zeros_like(weight_VC)
         of_bias = None if bias_V is None else torch.zeros_like(bias_V)
         for start in range(0, len(targets_P), LOSS_CHUNK):
             chunk = slice(start, start + LOSS_CHUNK)
@@ -71,21 +73,20 @@ class SummedLoss(torch.autograd.Function):
             total += loss
             if of_bias is not None:
                 of_bias += of_logits_PV.sum(0)
-            narrow_PV = of_logits_PV.to(dtype)
-            torch.mm(narrow_PV, narrow_VC, out=of_states[chunk])
-            if dtype == of_weight.dtype:
-                of_weight.addmm_(narrow_PV.T, narrow_PC[chunk])
+            back_PV = of_logits_PV.to(back)
+            torch.mm(back_PV, back_VC, out=of_states[chunk])
+            if back == of_weight.dtype:
+                of_weight.addmm_(back_PV.T, back_PC[chunk])
             else:  # sums of chunks stay in full precision
-                of_weight += narrow_PV.T @ narrow_PC[chunk]
+                of_weight += back_PV.T @ back_PC[chunk]
         ctx.save_for_backward(of_states.to(states_PC.dtype), of_weight, of_bias)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        of_states, of_weight, of_bias = ctx.saved_tensors
-        of_bias = None if of_bias is None else of_bias * gradient
-        return of_states * gradient, of_weight * gradient, of_bias, None, None, None
+        of_states, of_weight, of_bias = (None if kept is None else kept.mul_(gradient) for kept in ctx.saved_tensors)
+        return of_states, of_weight, of_bias, None, None, None
 
 
 def loss_and_gradient(logits_PV: Tensor, targets_P1: Tensor, smoothing: float, cap: float) -> tuple[Tensor, Tensor]:
@@ -94,11 +95,12 @@ def loss_and_gradient(logits_PV: Tensor, targets_P1: Tensor, smoothing: float, c
         logits_PV.div_(cap).tanh_()
         slope_PV = 1 - logits_PV.square()
         logits_PV.mul_(cap)
-    told, highest_P1 = 1 - smoothing, logits_PV.amax(-1, keepdim=True)
-    loss = highest_P1.sum() - told * logits_PV.gather(-1, targets_P1).sum()
+    told = 1 - smoothing
+    logits_PV.sub_(logits_PV.amax(-1, keepdim=True))  # from each, or the sums would be of large numbers
+    loss = -told * logits_PV.gather(-1, targets_P1).sum()
     if smoothing:
         loss -= smoothing * logits_PV.mean(-1).sum()
-    gradient_PV = logits_PV.sub_(highest_P1).exp_()
+    gradient_PV = logits_PV.exp_()
     sums_P1 = gradient_PV.sum(-1, keepdim=True)
     loss += sums_P1.log().sum()
     gradient_PV.div_(sums_P1)

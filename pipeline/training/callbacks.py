@@ -18,8 +18,9 @@ import torch
 
 from pipeline.terminal import note, progress
 from pipeline.training import checkpoint
+from pipeline.training.config import Precision
 from pipeline.training.module import Progress, Training
-from pipeline.training.optim import rate_share
+from pipeline.training.optim import numbers_of, rate_share
 from pipeline.training.run import Run
 from pipeline.training.tracking import Tracker
 
@@ -171,12 +172,10 @@ def requeued(number: int | None) -> bool:
     return subprocess.run(["scontrol", "requeue", job], check=False).returncode == 0
 
 
-def measured_peak(device: torch.device, precision: str) -> float:
+def measured_peak(device: torch.device, precision: Precision) -> float:
     """The floating-point operations a second that a large matrix product reaches on a device."""
     size = 4096 if device.type == "cuda" else 768
-    narrow = torch.float16 if precision == "16-mixed" else torch.bfloat16
-    dtype = torch.float32 if device.type != "cuda" and precision == "32" else narrow
-    matrix = torch.randn(size, size, device=device, dtype=dtype)
+    matrix = torch.randn(size, size, device=device, dtype=numbers_of(device, precision))
     best = 0.0
     for _ in range(5):
         start = time.perf_counter()

@@ -19,9 +19,17 @@ def make_optimizer(model: nn.Module, config: OptimConfig, precision: Precision =
     """AdamW, or Muon for the matrices of the blocks and AdamW for everything else."""
     groups = parameter_groups(model, config)
     if config.name == "muon":
-        return Muon(groups, betas=config.betas, eps=config.epsilon, narrow=precision == "bf16-mixed")
+        narrow = numbers_of(next(model.parameters()).device, precision) == torch.bfloat16
+        return Muon(groups, betas=config.betas, eps=config.epsilon, narrow=narrow)
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in model.parameters())
     return AdamW(groups, lr=config.highest, betas=config.betas, eps=config.epsilon, fused=fused)
+
+
+def numbers_of(device: torch.device, precision: Precision) -> torch.dtype:
+    """What products are computed in; on a CPU Lightning takes bfloat16 for 16-mixed."""
+    if precision == "32":
+        return torch.float32
+    return torch.float16 if precision == "16-mixed" and device.type != "cpu" else torch.bfloat16
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

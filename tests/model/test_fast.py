@@ -122,12 +122,39 @@ def test_a_query_that_sees_nothing_gets_zeros_and_gives_none() -> None:
 
 def test_scores_are_kept_for_short_sequences_only() -> None:
     """A sequence of a thousand tokens takes torch's kernel, whose memory grows with its length alone."""
-    for length, dtype, kept in ((16, torch.float32, True), (256, torch.float32, False), (1000, torch.bfloat16, False)):
+    wide, narrow = torch.float32, torch.bfloat16
+    for length, dtype, kept in ((32, wide, True), (33, wide, False), (512, narrow, True), (513, narrow, False)):
         q = torch.randn(1, 1, length, 8, dtype=dtype, requires_grad=True)
         assert fast.products_are_faster(q, q, None, 0.0) is kept
+        assert fast.products_are_faster(q, q, None, 0.1), "with dropout torch keeps them too"
         assert not fast.products_are_faster(q, q, torch.zeros(length, length), 0.0)
+        assert not fast.products_are_faster(q.detach(), q.detach(), None, 0.0)
         with torch.no_grad():
             assert not fast.products_are_faster(q, q, None, 0.0)
+
+
+def test_dropout_falls_on_probabilities() -> None:
+    """With values of one place each, what comes out is a probability, larger by what was dropped, or nothing."""
+    torch.manual_seed(3)
+    q, k = (torch.randn(4, 2, 16, 8, requires_grad=True) for _ in range(2))
+    out = attend(q, k, torch.eye(16).expand(4, 2, 16, 16), None, 0.25, False, 0.5).detach()
+    whole = (q @ k.mT * 0.5).softmax(-1).detach() / 0.75
+    kept = out != 0
+    torch.testing.assert_close(out[kept], whole[kept])
+    assert 0.6 < float(kept.float().mean()) < 0.9
+
+
+def test_attention_in_16_bits_is_that_of_32_but_for_rounding() -> None:
+    torch.manual_seed(3)
+    inputs = [torch.randn(2, 2, 40, 16).bfloat16().requires_grad_() for _ in range(3)]
+    wide = [tensor.detach().float().requires_grad_() for tensor in inputs]
+    ours = attend(inputs[0], inputs[1], inputs[2], None, 0.0, True, 0.25)
+    theirs = F.scaled_dot_product_attention(wide[0], wide[1], wide[2], is_causal=True)
+    outer = torch.randn(ours.shape).bfloat16()
+    found = [ours, *torch.autograd.grad(ours, inputs, outer)]
+    expected = [theirs, *torch.autograd.grad(theirs, wide, outer.float())]
+    for own, other in zip(found, expected, strict=True):
+        assert own.dtype == torch.bfloat16 and float((own.float() - other).norm() / other.norm()) < 0.02
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])

@@ -29,7 +29,7 @@ from pipeline.data.datamodule import Share
 from pipeline.data.objectives import IGNORED, Example
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.cost import count_flops
-from pipeline.model.heads import LOSS_CHUNK, LanguageHead
+from pipeline.model.heads import LOSS_CHUNK, LanguageHead, loss_and_gradient
 from pipeline.tokenizer import Tokenizer
 from pipeline.training import checkpoint
 from pipeline.training.config import PretrainConfig
@@ -204,6 +204,29 @@ def test_the_loss_in_mixed_precision_is_near_that_of_all_numbers(smoothing: floa
     inputs = [states, *layer.parameters()]
     for one, other in zip(torch.autograd.grad(narrow, inputs), torch.autograd.grad(wide, inputs), strict=True):
         assert one.dtype == other.dtype and float((one - other).norm() / other.norm()) < 0.03
+
+
+def test_the_loss_of_large_logits_is_exact() -> None:
+    """Sums of logits would lose what is left between them."""
+    logits = torch.randn(LOSS_CHUNK, 50) + 1_000_000
+    targets = torch.arange(LOSS_CHUNK) % 50
+    logits[torch.arange(LOSS_CHUNK), targets] += torch.arange(LOSS_CHUNK) % 8
+    expected = F.cross_entropy(logits.double(), targets, reduction="sum")
+    loss, _ = loss_and_gradient(logits.clone(), targets[:, None], 0.0, 0.0)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_rare_words_get_their_gradient_in_16_bits() -> None:
+    """It is made before a scaler of losses can help, so it is not made of 16 bits."""
+    layer = head(2000)
+    with torch.no_grad():
+        layer.output.weight.mul_(0.3)
+        layer.output.weight[1000:] -= 1.5  # hardly ever expected
+    states, targets = torch.rand(64, 16, requires_grad=True), torch.randint(0, 1000, (64,))
+    wide = torch.autograd.grad(layer.loss(states, targets), layer.output.weight)[0]
+    with torch.autocast("cpu", torch.float16):
+        narrow = torch.autograd.grad(layer.loss(states, targets), layer.output.weight)[0]
+    assert float((narrow - wide)[1000:].norm() / wide[1000:].norm()) < 0.02
 
 
 def peak_memory(work: Callable[[], object]) -> int:

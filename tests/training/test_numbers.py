@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 from pipeline import cli
 from pipeline.bundle import load_bundle, make_model
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.training.callbacks import measured_peak
+from pipeline.training.config import Precision
+from pipeline.training.optim import numbers_of
 from tests.training.jobs import arguments, rows, write_novels
 from tests.training.test_module import broken
 
@@ -78,12 +81,21 @@ def test_a_batch_of_nothing_but_padding_gives_numbers_and_gradients(family: Any,
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype"), [("32", torch.float32), ("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)]
+    ("precision", "dtype"), [("32", torch.float32), ("bf16-mixed", torch.bfloat16), ("16-mixed", torch.bfloat16)]
 )
 def test_the_peak_is_that_of_the_numbers_a_run_computes_with(
-    monkeypatch: pytest.MonkeyPatch, precision: str, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, precision: Precision, dtype: torch.dtype
 ) -> None:
-    """A share of the peak of other numbers would say nothing, and could be more than all of it."""
+    """A share of the peak of other numbers would say nothing; Lightning's own choice on a CPU is the witness."""
+    connector = pl.Trainer(
+        accelerator="cpu",
+        precision="32-true" if precision == "32" else precision,
+        logger=False,
+        enable_checkpointing=False,
+    )
+    with connector.precision_plugin.forward_context():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+    assert numbers_of(torch.device("cuda"), "16-mixed") == torch.float16
     kinds = []
     randn = torch.randn
 
