@@ -25,7 +25,6 @@ from pipeline.terminal import note, print_table
 from pipeline.training.config import FinetuneConfig
 
 HEADER = ("task", "run", "metric", "mean", "deviation", "seeds", "next to nothing", "minutes a seed", "rows")
-FAMILIES = ("encoder", "decoder", "encoder-decoder")
 
 
 def main() -> None:
@@ -64,22 +63,38 @@ def main() -> None:
 def take_catalogue(settings: dict[str, Any], novels: str, held_out: list[str]) -> None:
     """Let every job read sets that anyone can fetch."""
     settings["pretrain"]["options"] |= {"data.corpus": [novels], "data.validation_books": held_out}
+    for start in settings["pretrain"]["starts"].values():
+        if "catalogue" in start:
+            start["options"]["data.corpus"] = [start["catalogue"]]
     for task in settings["tasks"].values():
         task["options"] = {key: value for key, value in task["options"].items() if key != "data.validation"}
         task["options"]["data.train"] = task["catalogue"]
 
 
-def pretrain(settings: dict[str, Any], families: set[str], few: dict[str, Any], output: Path) -> None:
-    """A tokenizer and a bundle of each family that a run starts from."""
+def pretrain(settings: dict[str, Any], names: set[str], few: dict[str, Any], output: Path) -> None:
+    """A tokenizer, and the bundles that runs start from, those first that others go on from."""
     options = settings["options"] | few
     books = options["data.validation_books"]
     corpus = ["--corpus", written(options["data.corpus"]), "--validation_books", written(books)]
     if not (output / "tokenizer" / "meta.json").is_file():
         run("tokenizer", "train", *corpus, "--vocab_size", "8192", "--output", str(output / "tokenizer"))
-    for family in sorted(families, key=FAMILIES.index):
-        if not (output / family / "bundle" / "meta.json").is_file():
-            configs = ["--config", f"configs/pretrain/{family}.yaml", "--config", settings["config"]]
-            run("pretrain", *configs, *typed(as_typed(options)), "--run_dir", str(output / family))
+    starts = settings["starts"]
+    earlier = {starts[name].get("from") for name in names} - {None}
+    for name in (name for name in starts if name in names | earlier):
+        if not (output / name / "bundle" / "meta.json").is_file():
+            configs, given = start_of(settings, name, output)
+            run("pretrain", *configs, *typed(as_typed(given | few)), "--run_dir", str(output / name))
+
+
+def start_of(settings: dict[str, Any], name: str, output: Path) -> tuple[list[str], dict[str, Any]]:
+    """The configs and options of the pretraining that has this name."""
+    start = settings["starts"][name]
+    files = [f"configs/pretrain/{start['family']}.yaml", settings["config"]]
+    options = settings["options"] | start.get("options", {})
+    if "from" in start:
+        options = {key: value for key, value in options.items() if key != "data.tokenizer"}  # it has its own
+        options["init_from"] = str(output / start["from"] / "bundle")
+    return [word for file in files for word in ("--config", file)], options
 
 
 def finetune(task: dict[str, Any], options: dict[str, Any], folder: Path) -> tuple[object, ...]:

@@ -47,17 +47,20 @@ def test_what_was_found_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_the_settings_of_the_tasks_are_understood() -> None:
     settings = yaml.safe_load(Path(tasks.__file__).with_suffix(".yaml").read_text())
-    first = settings["pretrain"]
-    for family in tasks.FAMILIES:
-        files = [Path(f"configs/pretrain/{family}.yaml"), Path(first["config"])]
-        assert build(PretrainConfig, files, tasks.as_typed(first["options"])).model.family == family
+    starts = settings["pretrain"]["starts"]
+    for name, start in starts.items():
+        configs, options = tasks.start_of(settings["pretrain"], name, Path("out"))
+        config = build(PretrainConfig, [Path(file) for file in configs[1::2]], tasks.as_typed(options))
+        assert config.model.family == start["family"] and start.get("from") in (None, *starts)
+        assert config.init_from == (f"out/{start['from']}/bundle" if "from" in start else None)
+        assert start.get("catalogue") in (None, *ENTRIES)
     for name, task in settings["tasks"].items():
         for given in task["runs"].values():
             options = task["options"] | {key: value for key, value in given.items() if key != "start"}
             options |= settings["scratch"] if "model.family" in given else {}
             assert task["catalogue"] in ENTRIES
             config = build(FinetuneConfig, [Path(task["config"])], tasks.as_typed(options))
-            assert config.task.name == name.partition("-")[0] and given.get("start") in (None, *tasks.FAMILIES)
+            assert config.task.name == name.partition("-")[0] and given.get("start") in (None, *starts)
 
 
 def test_counted_words_are_a_baseline() -> None:
