@@ -3,7 +3,7 @@
     python -m benchmarks.kernels --rounds 15
 
 Norms, activations, dropout and attention forward and backward for 16 × 256 states (attention of short sequences: 120 of
-17 tokens), the loss of 2,048 states over 8,192 words, or without gradients for one token; steps are those of
+17 tokens), the loss of 2,048 states over 8,192 words, or without gradients for new tokens; steps are those of
 benchmarks/training.py, with AdamW. Each way in a process of its own, in turn.
 """
 
@@ -80,6 +80,20 @@ def one_token(operation: Callable[[Tensor], Tensor]) -> Step:
     return step
 
 
+def new_tokens(way: Callable[[Tensor, Tensor, Tensor], object]) -> Step:
+    """A new token of each of 16 sequences attends to its source of 256, in each of three blocks, as T5 writes."""
+    sources = [torch.randn(2, 16, 4, 256, 64) for _ in range(3)]
+    q = torch.randn(16, 4, 1, 64)
+
+    @torch.inference_mode()
+    def step() -> None:
+        for _ in range(REPEATS):
+            for k, v in sources:
+                way(q, k, v)
+
+    return step
+
+
 def function_of_autograd() -> Callable[[Tensor], Tensor]:
     weight = torch.ones(WIDTH)
     return lambda x: Normalised.apply(x, weight, 1e-6)
@@ -128,6 +142,11 @@ KERNELS: dict[str, dict[str, Callable[[], Step]]] = {
     "attention, short, bfloat16": attention_ways(120, 17, torch.bfloat16),
     "attention, bfloat16": attention_ways(16, 256, torch.bfloat16),
     "attention with dropout": attention_ways(16, 256, torch.float32, 0.1),
+    "attention of new tokens, 100 times": {
+        "ours, torch's kernel": lambda: new_tokens(lambda q, k, v: attend(q, k, v, None, 0.0, False, 1.0)),
+        "products": lambda: new_tokens(lambda q, k, v: (q @ k.mT).softmax(-1) @ v),
+        "keys and values summed": lambda: new_tokens(lambda q, k, v: (k.sum(), v.sum())),
+    },
     "loss": {
         "ours": lambda: kept(loss(True, False)),
         "torch's linear_cross_entropy": lambda: kept(loss(False, False)),
@@ -159,9 +178,12 @@ def prepare(kernel: str, way: str) -> Callable[[], Step]:
 def main() -> None:
     parser = arguments_of("kernels", __doc__, data=False)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", nargs="*", help="names of kernels")
     arguments = parser.parse_args()
     rows = []
     for kernel, ways in KERNELS.items():
+        if kernel not in (arguments.only or [kernel]):
+            continue
         answers = in_turn({way: Worker(partial(prepare, kernel, way)) for way in ways}, arguments.rounds)
         times = {way: [1e3 * answer[way]["seconds"] for answer in answers] for way in ways}
         ours = median(times[next(iter(ways))])

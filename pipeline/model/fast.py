@@ -1,7 +1,7 @@
 """What keeps a CPU from waiting for its memory: pages kept, and operations torch has no fused kernel for.
 
 Such an operation is a function of autograd's where gradients are wanted, so that it keeps and passes over less; without
-them it is called plainly, since the call of such a function takes longer than the work of one written token.
+them torch's own is called, since the call of such a function takes longer than the work of one written token.
 """
 
 import ctypes
@@ -33,9 +33,8 @@ class RMSNorm(nn.RMSNorm):
     """Divide by the root of the mean square, and scale."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_plain(x) and self.weight.dtype == torch.float32 and self.eps is not None:
-            if not torch.is_grad_enabled():
-                return normalised(x, self.weight, inverse_root(x, self.eps))
+        differentiated = torch.is_grad_enabled() and self.eps is not None
+        if differentiated and is_plain(x) and self.weight.dtype == torch.float32:
             result: Tensor = Normalised.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
             return result
         weight = self.weight.to(x.dtype)  # in mixed precision; torch's fused kernel wants one kind of numbers
