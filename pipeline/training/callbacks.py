@@ -16,7 +16,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from pipeline.terminal import note, progress
+from pipeline.terminal import note, progress, warn
 from pipeline.training import checkpoint
 from pipeline.training.config import Precision
 from pipeline.training.module import Progress, Training
@@ -133,8 +133,12 @@ class Keeper(pl.Callback):
         return {key: value for key, value in metrics.items() if math.isfinite(value)}
 
     def peak_flops(self, module: Training) -> float:
+        """Of the numbers that the run computes with; says so where others would be faster."""
         if not self.peak:
-            self.peak = measured_peak(module.device, module.settings.precision)
+            precision = module.settings.precision
+            self.peak = measured_peak(module.device, precision)
+            if precision != "32" and module.global_rank == 0 and measured_peak(module.device, "32") > self.peak:
+                warn(f"trainer.precision: {precision} is slower than 32 on this processor; a new run can have that")
         return self.peak
 
     def write(self, trainer: pl.Trainer, done: Progress, metrics: dict[str, float]) -> None:

@@ -12,6 +12,7 @@ import torch
 from pipeline import cli
 from pipeline.bundle import load_bundle, make_model
 from pipeline.model.config import ModelConfig, resolve
+from pipeline.training import callbacks
 from pipeline.training.callbacks import measured_peak
 from pipeline.training.config import Precision
 from pipeline.training.optim import numbers_of
@@ -51,6 +52,16 @@ def test_an_overflow_in_mixed_precision_costs_its_step_only(kind: str, novels: P
         run = trained(novels, tmp_path / "run", trainer__precision="bf16-mixed")
     assert [row["train/skipped_steps"] for row in rows(run) if "train/skipped_steps" in row][-1] == 1
     assert all(bool(tensor.isfinite().all()) for tensor in load_bundle(run / "bundle").model.state_dict().values())
+
+
+@pytest.mark.parametrize("slow", ["bf16-mixed", "32"])
+def test_16_bits_without_hardware_for_them_get_a_warning(
+    slow: str, novels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(callbacks, "measured_peak", lambda _, precision: 1e9 if precision == slow else 2e9)
+    trained(novels, tmp_path / "run", trainer__precision="bf16-mixed")
+    warned = [line for line in capsys.readouterr().err.splitlines() if "trainer.precision" in line]
+    assert len(warned) == (slow == "bf16-mixed")
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
