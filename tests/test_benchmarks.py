@@ -59,8 +59,8 @@ def test_the_settings_of_the_tasks_are_understood() -> None:
             options = task["options"] | {key: value for key, value in given.items() if key != "start"}
             options |= settings["scratch"] if "model.family" in given else {}
             assert task["catalogue"] in ENTRIES
-            config = build(FinetuneConfig, [Path(task["config"])], tasks.as_typed(options))
-            assert config.task.name == name.partition("-")[0] and given.get("start") in (None, *starts)
+            tuned = build(FinetuneConfig, [Path(task["config"])], tasks.as_typed(options))
+            assert tuned.task.name == name.partition("-")[0] and given.get("start") in (None, *starts)
 
 
 def test_counted_words_are_a_baseline() -> None:
