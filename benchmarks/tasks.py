@@ -4,9 +4,9 @@
 
 DATA holds a folder of novels and one for each task, named as in benchmarks/tasks.yaml; without it the catalogue's sets
 are taken. Every run is a `triptych` command of its own: it is printed, and what is finished is not done again, so that,
-once the bundles of pretraining are there, two processes with `--only`, `--json` and OMP_NUM_THREADS=1 can share the
-work. All runs of a family start from one bundle; those from scratch have the same model and tokenizer. Scores are of
-validation rows.
+once the bundles of pretraining are there, two processes with `--only` and OMP_NUM_THREADS=1 can share the work; the
+numbers of other tasks and runs stay in the JSON file. All runs of a family start from one bundle; those from scratch
+have the same model and tokenizer. Scores are of validation rows.
 """
 
 import json
@@ -31,6 +31,7 @@ def main() -> None:
     parser = arguments_of("tasks", __doc__)
     parser.add_argument("--settings", type=Path, default=Path(__file__).with_suffix(".yaml"))
     parser.add_argument("--only", nargs="*", help="names of tasks")
+    parser.add_argument("--runs", nargs="*", help="names of runs")
     parser.add_argument("--steps", type=int, help="so few of each run, to try it out")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/tasks"))
     arguments = parser.parse_args()
@@ -40,11 +41,13 @@ def main() -> None:
         take_catalogue(settings, arguments.data, arguments.held_out)
     few = {"trainer.max_steps": arguments.steps, "trainer.validation_samples": 8} if arguments.steps else {}
     tasks = {name: task for name, task in settings["tasks"].items() if name in (arguments.only or [name])}
+    for task in tasks.values():
+        task["runs"] = {run: given for run, given in task["runs"].items() if run in (arguments.runs or [run])}
     starts = {run.get("start") for task in tasks.values() for run in task["runs"].values()} - {None}
     pretrain(settings["pretrain"], starts, few, arguments.output)
     rows = []
     for name, task in tasks.items():
-        config = build(FinetuneConfig, [Path(task["config"])], as_typed(task["options"]))
+        config = build(FinetuneConfig, [Path(file) for file in task["configs"]], as_typed(task["options"]))
         found = read_task(config.task, config.data, seed=1)
         rows_hash = found.fingerprint[:12]
         note(f"{name}: {config.data.train}, rows {rows_hash}")
@@ -57,7 +60,8 @@ def main() -> None:
             folder = arguments.output / f"{name}-{run}".replace(", ", "-").replace(" ", "-")
             rows.append((name, run, *finetune(task, task["options"] | options | few, folder), rows_hash))
         print_table(name, HEADER, [row for row in rows if row[0] == name])
-    save(arguments.json, [dict(zip(HEADER, row, strict=True)) for row in rows])
+    found = [dict(zip(HEADER, row, strict=True)) for row in rows]
+    save(arguments.json, found + kept(arguments.json, found))
 
 
 def take_catalogue(settings: dict[str, Any], novels: str, held_out: list[str]) -> None:
@@ -104,7 +108,8 @@ def finetune(task: dict[str, Any], options: dict[str, Any], folder: Path) -> tup
         own = folder.with_name(f"{folder.name}-{seed}")
         if not (own / "bundle" / "meta.json").is_file():
             words = typed(as_typed(options | {"seed": seed, "tracking.mode": "disabled"}))
-            run("finetune", "--config", task["config"], *words, "--run_dir", str(own))
+            configs = [word for file in task["configs"] for word in ("--config", file)]
+            run("finetune", *configs, *words, "--run_dir", str(own))
         seconds = json.loads((own / "metrics.jsonl").read_text().splitlines()[-1])["seconds"]
         runs.append((read_json(own / "bundle" / "meta.json"), seconds))
     metas = [meta for meta, _ in runs]
@@ -113,6 +118,13 @@ def finetune(task: dict[str, Any], options: dict[str, Any], folder: Path) -> tup
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     minutes = statistics.mean(seconds for _, seconds in runs) / 60
     return metric, statistics.mean(values), deviation, len(values), metas[0]["baselines"][f"val/{metric}"], minutes
+
+
+def kept(path: Path, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What earlier commands measured and this one did not."""
+    measured = {(row["task"], row["run"]) for row in found}
+    earlier = json.loads(path.read_text()) if path.is_file() else []
+    return [row for row in earlier if (row["task"], row["run"]) not in measured]
 
 
 def tfidf(rows: Rows) -> float:

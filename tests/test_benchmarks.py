@@ -59,10 +59,18 @@ def test_the_settings_of_the_tasks_are_understood() -> None:
             options = task["options"] | {key: value for key, value in given.items() if key != "start"}
             options |= settings["scratch"] if "model.family" in given else {}
             assert task["catalogue"] in ENTRIES
-            tuned = build(FinetuneConfig, [Path(task["config"])], tasks.as_typed(options))
+            tuned = build(FinetuneConfig, [Path(file) for file in task["configs"]], tasks.as_typed(options))
             assert tuned.task.name == name.partition("-")[0] and given.get("start") in (None, *starts)
 
 
 def test_counted_words_are_a_baseline() -> None:
     rows = [Row(f"a {word} film", label=str(label)) for label, word in enumerate(("bad", "good"))] * 5
     assert tasks.tfidf(Rows(rows, rows)) == 1.0
+
+
+def test_numbers_of_other_tasks_stay(tmp_path: Path) -> None:
+    before = [{"task": "sentiment", "run": "encoder", "mean": 0.7}, {"task": "retrieval", "run": "encoder", "mean": 0.2}]
+    save(tmp_path / "tasks.json", before)
+    found = [{"task": "sentiment", "run": "encoder", "mean": 0.8}]
+    assert tasks.kept(tmp_path / "tasks.json", found) == before[1:]
+    assert tasks.kept(tmp_path / "none.json", found) == []
