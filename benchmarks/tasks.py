@@ -60,8 +60,8 @@ def main() -> None:
             folder = arguments.output / f"{name}-{run}".replace(", ", "-").replace(" ", "-")
             rows.append((name, run, *finetune(task, task["options"] | options | few, folder), rows_hash))
         print_table(name, HEADER, [row for row in rows if row[0] == name])
-    found = [dict(zip(HEADER, row, strict=True)) for row in rows]
-    save(arguments.json, found + kept(arguments.json, found))
+    measured = [dict(zip(HEADER, row, strict=True)) for row in rows]
+    save(arguments.json, measured + kept(arguments.json, measured))
 
 
 def take_catalogue(settings: dict[str, Any], novels: str, held_out: list[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.cli import COMMANDS, first_line, load
+from pipeline.cli import COMMANDS, example_of, first_line, load
 from pipeline.configuration import in_words, members
 
 PAGE = Path(__file__).parent / "configuration.md"
@@ -45,7 +45,7 @@ def page() -> str:
     commands = {name: load(f"pipeline.{command.config}") for name, command in COMMANDS.items()}
     parts = [INTRODUCTION, "## Commands\n\n"]
     for name, config in commands.items():
-        example = f"```\n{COMMANDS[name].example}\n```\n\n"
+        example = f"```\n{example_of(name)}\n```\n\n"
         words = COMMANDS[name].positional
         unnamed = f"Without a `--KEY`: {', '.join(f'`{word}`' for word in words)}.\n\n" if words else ""
         parts.append(f"### triptych {name}\n\n{first_line(config)}\n\n{example}{unnamed}{table(config)}")

@@ -38,96 +38,46 @@ class Command:
 
     config: str
     stage: str
-    example: str
-    positional: tuple[str, ...] = ()
+    positional: tuple[str, ...]
     """The fields that words without an option go to, in order; a list takes all that are left."""
+    example: str
+    """What may follow its name."""
 
 
 COMMANDS: dict[str, Command] = {
-    "data list": Command("data.config:DataListConfig", "list_data", "triptych data list"),
-    "data get": Command("data.config:DataGetConfig", "get_data", "triptych data get novels-gutenberg", ("name",)),
-    "corpus inspect": Command(
-        "data.config:InspectConfig",
-        "inspect_corpus",
-        "triptych corpus inspect my-novels/ --test_fraction 0.1",
-        ("corpus",),
-    ),
-    "tokenizer train": Command(
-        "data.config:TokenizerTrainConfig",
-        "train_tokenizer",
-        "triptych tokenizer train --corpus my-novels/ --kind bpe --vocab_size 8192 --output tokenizers/mine",
-    ),
-    "tokenizer compare": Command(
-        "data.config:TokenizerCompareConfig",
-        "compare_tokenizers",
-        "triptych tokenizer compare tokenizers/mine tokenizers/other --text held-out.txt",
-        ("tokenizers",),
-    ),
-    "prepare": Command(
-        "data.config:PrepareConfig",
-        "prepare",
-        "triptych prepare --corpus my-novels/ --tokenizer tokenizers/mine --output stores",
-    ),
-    "pretrain": Command(
-        "training.config:PretrainConfig",
-        "pretrain",
-        "triptych pretrain --config configs/pretrain/decoder.yaml --data.corpus my-novels/",
-    ),
-    "finetune": Command(
-        "training.config:FinetuneConfig",
-        "finetune",
-        "triptych finetune --config configs/finetune/sentiment.yaml --init_from runs/mine/bundle",
-    ),
-    "evaluate": Command(
-        "config:EvaluateConfig",
-        "evaluate",
-        "triptych evaluate runs/mine/bundle --data test.jsonl --json scores.json",
-        ("bundle",),
-    ),
-    "predict": Command(
-        "config:PredictConfig",
-        "predict",
-        'triptych predict runs/mine/bundle "What a wonderful film" --output out.jsonl',
-        ("bundle", "texts"),
-    ),
-    "embed": Command(
-        "config:EmbedConfig",
-        "embed",
-        "triptych embed runs/mine/bundle --input texts.txt --output texts.npy",
-        ("bundle", "texts"),
-    ),
-    "generate": Command(
-        "config:GenerateConfig",
-        "generate",
-        'triptych generate runs/mine/bundle "It was a dark night" --max_new_tokens 60 --temperature 0.8 --seed 1',
-        ("bundle", "prompt"),
-    ),
-    "attention": Command(
-        "config:AttentionConfig",
-        "draw_attention",
-        'triptych attention runs/mine/bundle "It was a <mask> night" --output maps',
-        ("bundle", "text"),
-    ),
-    "compare": Command(
-        "evaluation.config:StudyConfig",
-        "compare",
-        "triptych compare --config configs/study/encoder-vs-decoder.yaml --run_dir studies/mine",
-    ),
-    "runs": Command("training.config:RunsConfig", "list_runs", "triptych runs runs", ("folder",)),
-    "bundle": Command(
-        "training.config:RunBundleConfig", "bundle_run", "triptych bundle runs/mine --step 2000", ("run",)
-    ),
-    "sync": Command("training.config:SyncConfig", "sync_runs", "triptych sync runs/mine", ("folders",)),
-    "import": Command(
-        "config:ImportConfig",
-        "import_bundle",
-        "triptych import hf:google-bert/bert-base-uncased bundles/bert",
-        ("source", "bundle"),
-    ),
-    "export": Command(
-        "config:ExportConfig", "export_bundle", "triptych export bundles/bert exported/bert", ("bundle", "folder")
-    ),
-}
+    "data list": Command("data.config:DataListConfig", "list_data", (), ""),
+    "data get": Command("data.config:DataGetConfig", "get_data", ("name",), "novels-gutenberg"),
+    "corpus inspect": Command("data.config:InspectConfig", "inspect_corpus", ("corpus",),
+        "my-novels/ --test_fraction 0.1"),
+    "tokenizer train": Command("data.config:TokenizerTrainConfig", "train_tokenizer", (),
+        "--corpus my-novels/ --kind bpe --vocab_size 8192 --output tokenizers/mine"),
+    "tokenizer compare": Command("data.config:TokenizerCompareConfig", "compare_tokenizers", ("tokenizers",),
+        "tokenizers/mine tokenizers/other --text held-out.txt"),
+    "prepare": Command("data.config:PrepareConfig", "prepare", (),
+        "--corpus my-novels/ --tokenizer tokenizers/mine --output stores"),
+    "pretrain": Command("training.config:PretrainConfig", "pretrain", (),
+        "--config configs/pretrain/decoder.yaml --data.corpus my-novels/"),
+    "finetune": Command("training.config:FinetuneConfig", "finetune", (),
+        "--config configs/finetune/sentiment.yaml --init_from runs/mine/bundle"),
+    "evaluate": Command("config:EvaluateConfig", "evaluate", ("bundle",),
+        "runs/mine/bundle --data test.jsonl --json scores.json"),
+    "predict": Command("config:PredictConfig", "predict", ("bundle", "texts"),
+        'runs/mine/bundle "What a wonderful film" --output out.jsonl'),
+    "embed": Command("config:EmbedConfig", "embed", ("bundle", "texts"),
+        "runs/mine/bundle --input texts.txt --output texts.npy"),
+    "generate": Command("config:GenerateConfig", "generate", ("bundle", "prompt"),
+        'runs/mine/bundle "It was a dark night" --max_new_tokens 60 --temperature 0.8 --seed 1'),
+    "attention": Command("config:AttentionConfig", "draw_attention", ("bundle", "text"),
+        'runs/mine/bundle "It was a <mask> night" --output maps'),
+    "compare": Command("evaluation.config:StudyConfig", "compare", (),
+        "--config configs/study/encoder-vs-decoder.yaml --run_dir studies/mine"),
+    "runs": Command("training.config:RunsConfig", "list_runs", ("folder",), "runs"),
+    "bundle": Command("training.config:RunBundleConfig", "bundle_run", ("run",), "runs/mine --step 2000"),
+    "sync": Command("training.config:SyncConfig", "sync_runs", ("folders",), "runs/mine"),
+    "import": Command("config:ImportConfig", "import_bundle", ("source", "bundle"),
+        "hf:google-bert/bert-base-uncased bundles/bert"),
+    "export": Command("config:ExportConfig", "export_bundle", ("bundle", "folder"), "bundles/bert exported/bert"),
+}  # fmt: skip
 
 
 def entry() -> None:
@@ -236,26 +186,24 @@ def overview(group: str) -> str:
     names = [name for name in COMMANDS if name.startswith(group)]
     width = max(map(len, names)) + 2
     lines = [f"  {name:{width}}{first_line(load(f'pipeline.{COMMANDS[name].config}'))}" for name in names]
-    return "\n".join(
-        [
-            f"usage: triptych {group or 'COMMAND'} [--config FILE …] [--KEY VALUE …] [--print_config] [--debug]",
-            "",
-            "Raw novels to pretrained, fine-tuned and fairly compared transformers of three families.",
-            "",
-            *lines,
-            "",
-            "`triptych COMMAND --help` shows the keys of a command and an example.\n",
-        ]
-    )
+    usage = f"usage: triptych {group or 'COMMAND'} [--config FILE …] [--KEY VALUE …] [--print_config] [--debug]"
+    what = "Raw novels to pretrained, fine-tuned and fairly compared transformers of three families."
+    more = "`triptych COMMAND --help` shows the keys of a command and an example.\n"
+    return "\n".join([usage, "", what, "", *lines, "", more])
 
 
 def first_line(described: Any) -> str:
     return str(described.__doc__).splitlines()[0]
 
 
+def example_of(name: str) -> str:
+    """A whole line that one could type."""
+    return f"triptych {name} {COMMANDS[name].example}".strip()
+
+
 def print_help(name: str, command: Command, config_class: type) -> None:
     words = " and ".join(command.positional)
-    example = f"Example: {command.example}" + (f" ({words} need no --KEY)" if words else "")
+    example = f"Example: {example_of(name)}" + (f" ({words} need no --KEY)" if words else "")
     make_parser(config_class, f"triptych {name}", example=example).print_help()
 
 

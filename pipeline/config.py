@@ -133,24 +133,15 @@ class AnswerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """Measure a fine-tuned bundle on rows."""
+class BundleRowsConfig:
+    """A bundle, and how it reads rows."""
 
     bundle: str
     """The folder of a bundle."""
-    data: str
-    """A table of rows, hf:NAME, or a name from `triptych data list` (its test rows, or dev where they are secret); for
-    retrieval a folder in the layout of BEIR, or one of its files of judgements."""
-    json: str | None = None
-    """Where metrics, signatures, data and bundle are written."""
     batch_size: int = 32
     """Rows at a time; the result does not depend on it."""
     on_error: Literal["fail", "skip"] = "fail"
     """What to do with a row that is missing a column, is empty or has the wrong type."""
-    generation: AnswerConfig = field(default_factory=AnswerConfig)
-    """How answers are written; what is not named is as in training."""
-    function: str | None = None
-    """Your own Python, FILE.py:NAME, that makes rows of this table as in training; a bundle cannot name any."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -158,15 +149,34 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictConfig:
-    """Let a fine-tuned bundle do its task on texts."""
+class EvaluateConfig(BundleRowsConfig):
+    """Measure a fine-tuned bundle on rows."""
 
-    bundle: str
-    """The folder of a bundle."""
+    data: str
+    """A table of rows, hf:NAME, or a name from `triptych data list` (its test rows, or dev where they are secret); for
+    retrieval a folder in the layout of BEIR, or one of its files of judgements."""
+    json: str | None = None
+    """Where metrics, signatures, data and bundle are written."""
+    generation: AnswerConfig = field(default_factory=AnswerConfig)
+    """How answers are written; what is not named is as in training."""
+    function: str | None = None
+    """Your own Python, FILE.py:NAME, that makes rows of this table as in training; a bundle cannot name any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextsConfig(BundleRowsConfig):
+    """A bundle, and where texts for it come from."""
+
     texts: list[str] = field(default_factory=list)
-    """Texts to do it on; standard input, a line each, if there are none and no --input."""
+    """The texts; standard input, a line each, if there are none and no --input."""
     input: str | None = None
     """A table of rows (.jsonl .csv .tsv .parquet), hf:NAME, or a .txt with a text on each line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig(TextsConfig):
+    """Let a fine-tuned bundle do its task on texts."""
+
     output: str | None = None
     """A .jsonl file for the results, which goes on where it was interrupted; standard output by default."""
     corpus: str | None = None
@@ -175,37 +185,18 @@ class PredictConfig:
     """For retrieval: how many documents to return for each query, at most 100."""
     function: str | None = None
     """Your own Python, FILE.py:NAME, that makes rows of --input as in training; a bundle cannot name any."""
-    batch_size: int = 32
-    """Rows at a time; the result does not depend on it."""
-    on_error: Literal["fail", "skip"] = "fail"
-    """What to do with a row that is missing a column, is empty or has the wrong type."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"batch_size: {self.batch_size} must be at least 1")
+        super().__post_init__()
         if not 1 <= self.top <= 100:
             raise UserError(f"top: {self.top} must be from 1 to 100")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedConfig:
+class EmbedConfig(TextsConfig):
     """Turn texts into vectors with any transformer, fine-tuned or not."""
 
-    bundle: str
-    """The folder of a bundle."""
-    texts: list[str] = field(default_factory=list)
-    """Texts to embed; standard input, a line each, if there are none and no --input."""
-    input: str | None = None
-    """A table of rows (.jsonl .csv .tsv .parquet), hf:NAME, or a .txt with a text on each line."""
     column: str = "text"
     """The column of the table that holds the text."""
     output: str
     """A .npy file for the matrix, one row of length 1 for each text, in their order."""
-    batch_size: int = 32
-    """Texts at a time; the result does not depend on it."""
-    on_error: Literal["fail", "skip"] = "fail"
-    """What to do with a row that is missing the column, is empty or has the wrong type."""
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UserError(f"batch_size: {self.batch_size} must be at least 1")

@@ -21,6 +21,7 @@ from pipeline.config import (
     GenerateConfig,
     GenerationConfig,
     PredictConfig,
+    TextsConfig,
 )
 from pipeline.data import catalogue
 from pipeline.data.config import TaskConfig
@@ -134,14 +135,9 @@ class Loaded:
         meta = self.bundle.meta
         if "task" not in meta:
             raise UserError(f"{self.folder}: pretrained, not fine-tuned for a task; use `triptych finetune` first")
-        encoder = Encoder(
-            TaskConfig(**meta["task"] | {"function": None}),  # code is run only if the user names it here and now
-            self.bundle.model.architecture,
-            self.bundle.tokenizer,
-            meta["labels"],
-            meta["source_length"],
-            meta["target_length"],
-        )
+        task = TaskConfig(**meta["task"] | {"function": None})  # code is run only if the user names it here and now
+        facts = (meta["labels"], meta["source_length"], meta["target_length"])
+        encoder = Encoder(task, self.bundle.model.architecture, self.bundle.tokenizer, *facts)
         written = (answers or AnswerConfig()).over(GenerationConfig(**meta["generation"]))
         return Predictor(self.bundle.model, encoder, meta["pooling"], written, batch_size)
 
@@ -253,7 +249,7 @@ def embed(config: EmbedConfig) -> None:
     say(f"{config.output}: {sum(map(len, parts)):,} vectors of {parts[0].shape[1]}")
 
 
-def texts_to_predict(config: PredictConfig | EmbedConfig, task: TaskConfig) -> Iterator[Row | None]:
+def texts_to_predict(config: TextsConfig, task: TaskConfig) -> Iterator[Row | None]:
     """The texts that were typed, or those of a file or of standard input, one after the other."""
     if config.texts:
         return iter([Row(text) for text in config.texts])

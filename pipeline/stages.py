@@ -35,7 +35,7 @@ from pipeline.files import write_text
 from pipeline.terminal import note, print_table, progress, reported, say
 from pipeline.tokenizer import Tokenizer, measure, special_tokens, train
 from pipeline.training.config import FinetuneConfig, PretrainConfig, RunBundleConfig, RunsConfig, SyncConfig
-from pipeline.training.run import RUNS_HEADER, describe, rank, runs_below
+from pipeline.training.run import RUNS_HEADER, Run, describe, rank, runs_below
 
 
 def list_data(_: DataListConfig) -> None:
@@ -187,9 +187,11 @@ def list_runs(config: RunsConfig) -> None:
 
 def bundle_run(config: RunBundleConfig) -> None:
     """Make a bundle of a checkpoint of a run and print its folder."""
-    from pipeline.training.pretraining import bundle_of
+    from pipeline.training import pretraining, results
 
-    say(str(bundle_of(Path(config.run), config.step, Path(config.output) if config.output else None)))
+    folder = Path(config.run)
+    of_stage = results if Run(folder).stage == "finetune" else pretraining
+    say(str(of_stage.bundle_of(folder, config.step, Path(config.output) if config.output else None)))
 
 
 def sync_runs(config: SyncConfig) -> None:

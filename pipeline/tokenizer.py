@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from itertools import chain
@@ -130,12 +130,6 @@ class Tokenizer:
         remembered, library = self.remembered_ids, self.library_ids
         parts = PART.findall(text)
         return list(chain.from_iterable([remembered(p) if len(p) <= LONGEST else library(p) for p in parts]))
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, as `encode` gives them."""
-        if self.ours:
-            return [self.encode(text) for text in texts]
-        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def library_ids(self, text: str) -> list[int]:
         return self.backend.encode(text, add_special_tokens=False).ids

@@ -69,7 +69,7 @@ def test_counted_words_are_a_baseline() -> None:
 
 
 def test_numbers_of_other_tasks_stay(tmp_path: Path) -> None:
-    before = [{"task": "sentiment", "run": "encoder", "mean": 0.7}, {"task": "retrieval", "run": "encoder", "mean": 0.2}]
+    before = [{"task": task, "run": "encoder", "mean": 0.7} for task in ("sentiment", "retrieval")]
     save(tmp_path / "tasks.json", before)
     found = [{"task": "sentiment", "run": "encoder", "mean": 0.8}]
     assert tasks.kept(tmp_path / "tasks.json", found) == before[1:]

@@ -67,7 +67,7 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_example_of_every_command_can_be_parsed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = shlex.split(cli.COMMANDS[name].example)[1:]
+    words = shlex.split(cli.example_of(name))[1:]
     assert run(*words, "--print_config") == 0
     assert capsys.readouterr().err == ""
 

@@ -24,15 +24,15 @@ class Batch:
 
     source_BS: Tensor | None
     """What the encoder reads."""
-    source_real_BS: Tensor | None
+    source_real_BS: Tensor | None = None
     """Which of it is no padding, if any is."""
     inputs_BT: Tensor | None
     """What the decoder reads."""
-    inputs_real_BT: Tensor | None
+    inputs_real_BT: Tensor | None = None
     """Which of it is no padding, if any is."""
     targets_BT: Tensor
     """What each position predicts, or IGNORED."""
-    prefix_B: Tensor | None
+    prefix_B: Tensor | None = None
     """So many first positions of each decoder input see each other in both directions, if any do."""
     tokens: int
     """Raw tokens of the windows."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 from xml.etree import ElementTree
 
+from pipeline.data.cleaning import WINDOWS_1252
 from pipeline.errors import UserError
 
 Row = dict[str, Any]
@@ -205,7 +206,7 @@ def decoded_again(match: re.Match[str]) -> str:
         return match[0]
 
 
-# Bytes that are control characters in Latin-1 are quotes, dashes and letters in Windows-1252.
-WINDOWS_1252 = {byte: bytes([byte]).decode("cp1252", "ignore") for byte in range(0x80, 0xA0)}
-AS_BYTES = {ord(character): byte for byte, character in WINDOWS_1252.items() if character}
-READ_RIGHT = WINDOWS_1252 | dict.fromkeys((code for code in range(0x20) if chr(code) not in "\t\n"), "")
+# Bytes that are control characters in Latin-1 are quotes, dashes and letters in Windows-1252, or nothing.
+AS_BYTES = {ord(character): byte for byte, character in WINDOWS_1252.items()}
+NOTHING = dict.fromkeys((code for code in (*range(0x20), *range(0x80, 0xA0)) if chr(code) not in "\t\n"), "")
+READ_RIGHT = NOTHING | WINDOWS_1252

@@ -94,17 +94,9 @@ def random_batch(rows: int, source: int, target: int, predicted: int, vocab_size
     ids = torch.randint(vocab_size, (rows, max(source, target)))
     targets_BT = ids[:, : target or source].clone()
     targets_BT[:, predicted:] = IGNORED
-    return Batch(
-        source_BS=ids[:, :source] if source else None,
-        source_real_BS=None,
-        inputs_BT=ids[:, :target] if target else None,
-        inputs_real_BT=None,
-        targets_BT=targets_BT,
-        prefix_B=None,
-        tokens=0,
-        samples=rows,
-        loss_positions=rows * predicted,
-    )
+    source_BS, inputs_BT = (ids[:, :count] if count else None for count in (source, target))
+    counts: dict[str, Any] = {"tokens": 0, "samples": rows, "loss_positions": rows * predicted}
+    return Batch(source_BS=source_BS, inputs_BT=inputs_BT, targets_BT=targets_BT, **counts)
 
 
 def from_scratch(cell: Cell, config: FinetuneConfig, vocab_size: int) -> FinetuneConfig:

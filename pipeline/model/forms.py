@@ -44,6 +44,12 @@ GATED: dict[str, Activation] = {
     "silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh", "gelu_new": "geglu_tanh",
 }  # fmt: skip
 
+
+def blocks(side: str, theirs: str, parts: dict[str, str]) -> dict[str, str]:
+    """The tensors of all blocks of one side: our part of a block, and theirs."""
+    return {f"{side}.blocks.{{n}}.{ours}": f"{theirs}.{{n}}.{other}" for ours, other in parts.items()}
+
+
 BERT = Form(
     model_type="bert", architecture="BertForMaskedLM", base="BertModel", prefix="bert.", family="encoder",
     preset="bert", differs={"decoder_layers": 0}, activations=PLAIN,
@@ -59,13 +65,12 @@ BERT = Form(
         "embedding": "bert.embeddings.word_embeddings",
         "encoder.positions.table": "bert.embeddings.[position_embeddings & token_type_embeddings]",
         "encoder.embedding_norm": "bert.embeddings.LayerNorm",
-        "encoder.blocks.{n}.attention.layer.query": "bert.encoder.layer.{n}.attention.self.query",
-        "encoder.blocks.{n}.attention.layer.key_value": "bert.encoder.layer.{n}.attention.self.[key + value]",
-        "encoder.blocks.{n}.attention.layer.output": "bert.encoder.layer.{n}.attention.output.dense",
-        "encoder.blocks.{n}.attention.norm": "bert.encoder.layer.{n}.attention.output.LayerNorm",
-        "encoder.blocks.{n}.feed_forward.layer.input": "bert.encoder.layer.{n}.intermediate.dense",
-        "encoder.blocks.{n}.feed_forward.layer.output": "bert.encoder.layer.{n}.output.dense",
-        "encoder.blocks.{n}.feed_forward.norm": "bert.encoder.layer.{n}.output.LayerNorm",
+        **blocks("encoder", "bert.encoder.layer", {
+            "attention.layer.query": "attention.self.query", "attention.layer.output": "attention.output.dense",
+            "attention.layer.key_value": "attention.self.[key + value]", "attention.norm": "attention.output.LayerNorm",
+            "feed_forward.layer.input": "intermediate.dense", "feed_forward.layer.output": "output.dense",
+            "feed_forward.norm": "output.LayerNorm",
+        }),
         "head.transform.linear": "cls.predictions.transform.dense",
         "head.transform.norm": "cls.predictions.transform.LayerNorm",
         "head.output": "cls.predictions.decoder",
@@ -86,16 +91,37 @@ GPT2 = Form(
     tensors={
         "embedding": "transformer.wte",
         "decoder.positions.table": "transformer.wpe",
-        "decoder.blocks.{n}.attention.norm": "transformer.h.{n}.ln_1",
-        "decoder.blocks.{n}.attention.layer.[query + key_value]": "transformer.h.{n}.attn.c_attn ^T",
-        "decoder.blocks.{n}.attention.layer.output": "transformer.h.{n}.attn.c_proj ^T",
-        "decoder.blocks.{n}.feed_forward.norm": "transformer.h.{n}.ln_2",
-        "decoder.blocks.{n}.feed_forward.layer.input": "transformer.h.{n}.mlp.c_fc ^T",
-        "decoder.blocks.{n}.feed_forward.layer.output": "transformer.h.{n}.mlp.c_proj ^T",
+        **blocks("decoder", "transformer.h", {
+            "attention.norm": "ln_1", "attention.layer.[query + key_value]": "attn.c_attn ^T",
+            "attention.layer.output": "attn.c_proj ^T", "feed_forward.norm": "ln_2",
+            "feed_forward.layer.input": "mlp.c_fc ^T", "feed_forward.layer.output": "mlp.c_proj ^T",
+        }),
         "decoder.norm": "transformer.ln_f",
         "head.output": "lm_head",
     },
 )  # fmt: skip
+
+
+def t5_side(side: str, layers: tuple[str, ...], inputs: str) -> dict[str, str]:
+    """The tensors of one side of a T5, whose blocks have these layers."""
+    attention = {"query": "q", "key_value": "[k + v]", "output": "o"}
+    known = {
+        "attention": ("SelfAttention", attention), "cross": ("EncDecAttention", attention),
+        "feed_forward": ("DenseReluDense", {"input": inputs, "output": "wo"}),
+    }  # fmt: skip
+    parts = {f"{ours}.norm": f"layer.{number}.layer_norm" for number, ours in enumerate(layers)}
+    for number, ours in enumerate(layers):
+        theirs, tensors = known[ours]
+        parts |= {f"{ours}.layer.{name}": f"layer.{number}.{theirs}.{other}" for name, other in tensors.items()}
+    table = {f"{side}.positions.table": f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"}
+    return table | blocks(side, f"{side}.block", parts) | {f"{side}.norm": f"{side}.final_layer_norm"}
+
+
+def t5_tensors(inputs: str) -> dict[str, str]:
+    encoder = t5_side("encoder", ("attention", "feed_forward"), inputs)
+    decoder = t5_side("decoder", ("attention", "cross", "feed_forward"), inputs)
+    return {"embedding": "shared"} | encoder | decoder | {"head.output": "lm_head"}
+
 
 T5 = Form(
     model_type="t5", architecture="T5ForConditionalGeneration", base="T5Model", prefix="", family="encoder-decoder",
@@ -108,32 +134,7 @@ T5 = Form(
         "relative_attention_max_distance": ("position_distance", 128), "dropout_rate": ("dropout", 0.1),
         "tie_word_embeddings": ("output_scale", True),  # what it stands for; whether they are tied shows in the file
     },
-    tensors={
-        "embedding": "shared",
-        "encoder.positions.table": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-        "encoder.blocks.{n}.attention.norm": "encoder.block.{n}.layer.0.layer_norm",
-        "encoder.blocks.{n}.attention.layer.query": "encoder.block.{n}.layer.0.SelfAttention.q",
-        "encoder.blocks.{n}.attention.layer.key_value": "encoder.block.{n}.layer.0.SelfAttention.[k + v]",
-        "encoder.blocks.{n}.attention.layer.output": "encoder.block.{n}.layer.0.SelfAttention.o",
-        "encoder.blocks.{n}.feed_forward.norm": "encoder.block.{n}.layer.1.layer_norm",
-        "encoder.blocks.{n}.feed_forward.layer.input": "encoder.block.{n}.layer.1.DenseReluDense.wi",
-        "encoder.blocks.{n}.feed_forward.layer.output": "encoder.block.{n}.layer.1.DenseReluDense.wo",
-        "encoder.norm": "encoder.final_layer_norm",
-        "decoder.positions.table": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-        "decoder.blocks.{n}.attention.norm": "decoder.block.{n}.layer.0.layer_norm",
-        "decoder.blocks.{n}.attention.layer.query": "decoder.block.{n}.layer.0.SelfAttention.q",
-        "decoder.blocks.{n}.attention.layer.key_value": "decoder.block.{n}.layer.0.SelfAttention.[k + v]",
-        "decoder.blocks.{n}.attention.layer.output": "decoder.block.{n}.layer.0.SelfAttention.o",
-        "decoder.blocks.{n}.cross.norm": "decoder.block.{n}.layer.1.layer_norm",
-        "decoder.blocks.{n}.cross.layer.query": "decoder.block.{n}.layer.1.EncDecAttention.q",
-        "decoder.blocks.{n}.cross.layer.key_value": "decoder.block.{n}.layer.1.EncDecAttention.[k + v]",
-        "decoder.blocks.{n}.cross.layer.output": "decoder.block.{n}.layer.1.EncDecAttention.o",
-        "decoder.blocks.{n}.feed_forward.norm": "decoder.block.{n}.layer.2.layer_norm",
-        "decoder.blocks.{n}.feed_forward.layer.input": "decoder.block.{n}.layer.2.DenseReluDense.wi",
-        "decoder.blocks.{n}.feed_forward.layer.output": "decoder.block.{n}.layer.2.DenseReluDense.wo",
-        "decoder.norm": "decoder.final_layer_norm",
-        "head.output": "lm_head",
-    },
+    tensors=t5_tensors("wi"),
 )  # fmt: skip
 
 T5_GATED = replace(
@@ -142,10 +143,7 @@ T5_GATED = replace(
         "gated-gelu": "geglu_tanh", "gated-gelu_new": "geglu_tanh", "gated-gelu_python": "geglu",
         "gated-silu": "swiglu",
     },
-    tensors=T5.tensors | {
-        "encoder.blocks.{n}.feed_forward.layer.input": "encoder.block.{n}.layer.1.DenseReluDense.[wi_0 + wi_1]",
-        "decoder.blocks.{n}.feed_forward.layer.input": "decoder.block.{n}.layer.2.DenseReluDense.[wi_0 + wi_1]",
-    },
+    tensors=t5_tensors("[wi_0 + wi_1]"),
 )  # fmt: skip
 
 LLAMA = Form(
@@ -162,13 +160,12 @@ LLAMA = Form(
     },
     tensors={
         "embedding": "model.embed_tokens",
-        "decoder.blocks.{n}.attention.norm": "model.layers.{n}.input_layernorm",
-        "decoder.blocks.{n}.attention.layer.query": "model.layers.{n}.self_attn.q_proj",
-        "decoder.blocks.{n}.attention.layer.key_value": "model.layers.{n}.self_attn.[k_proj + v_proj]",
-        "decoder.blocks.{n}.attention.layer.output": "model.layers.{n}.self_attn.o_proj",
-        "decoder.blocks.{n}.feed_forward.norm": "model.layers.{n}.post_attention_layernorm",
-        "decoder.blocks.{n}.feed_forward.layer.input": "model.layers.{n}.mlp.[gate_proj + up_proj]",
-        "decoder.blocks.{n}.feed_forward.layer.output": "model.layers.{n}.mlp.down_proj",
+        **blocks("decoder", "model.layers", {
+            "attention.norm": "input_layernorm", "attention.layer.query": "self_attn.q_proj",
+            "attention.layer.key_value": "self_attn.[k_proj + v_proj]", "attention.layer.output": "self_attn.o_proj",
+            "feed_forward.norm": "post_attention_layernorm", "feed_forward.layer.output": "mlp.down_proj",
+            "feed_forward.layer.input": "mlp.[gate_proj + up_proj]",
+        }),
         "decoder.norm": "model.norm",
         "head.output": "lm_head",
     },
@@ -179,10 +176,9 @@ QWEN3 = replace(
     model_type="qwen3", architecture="Qwen3ForCausalLM", base="Qwen3Model",
     differs=LLAMA.differs | {"qk_norm": True}, even_heads=False,
     settings=LLAMA.settings | {"head_dim": ("head_width", 128), "max_position_embeddings": ("max_positions", 32_768)},
-    tensors=LLAMA.tensors | {
-        "decoder.blocks.{n}.attention.layer.query_norm": "model.layers.{n}.self_attn.q_norm",
-        "decoder.blocks.{n}.attention.layer.key_norm": "model.layers.{n}.self_attn.k_norm",
-    },
+    tensors=LLAMA.tensors | blocks("decoder", "model.layers", {
+        "attention.layer.query_norm": "self_attn.q_norm", "attention.layer.key_norm": "self_attn.k_norm",
+    }),
 )  # fmt: skip
 
 APERTUS = replace(
@@ -192,11 +188,10 @@ APERTUS = replace(
         "head_dim": ("head_width", None), "hidden_act": ("activation", "xielu"), "rms_norm_eps": ("norm_epsilon", 1e-5),
         "max_position_embeddings": ("max_positions", 65_536),
     },
-    tensors=QWEN3.tensors | {
-        "decoder.blocks.{n}.attention.norm": "model.layers.{n}.attention_layernorm",
-        "decoder.blocks.{n}.feed_forward.norm": "model.layers.{n}.feedforward_layernorm",
-        "decoder.blocks.{n}.feed_forward.layer.input": "model.layers.{n}.mlp.up_proj",
-    },
+    tensors=QWEN3.tensors | blocks("decoder", "model.layers", {
+        "attention.norm": "attention_layernorm", "feed_forward.norm": "feedforward_layernorm",
+        "feed_forward.layer.input": "mlp.up_proj",
+    }),
 )  # fmt: skip
 
 FORMS = (BERT, GPT2, T5, T5_GATED, LLAMA, QWEN3, APERTUS)

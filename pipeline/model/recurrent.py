@@ -129,11 +129,7 @@ class RecurrentStack(nn.Module):
         )
 
     def forward(
-        self,
-        x_BTC: Tensor,
-        real_BT: Tensor | None = None,
-        state_PLBC: Tensor | None = None,
-        cache: StateCache | None = None,
+        self, x_BTC: Tensor, real_BT: Tensor | None, state_PLBC: Tensor | None = None, cache: StateCache | None = None
     ) -> tuple[Tensor, Tensor]:
         """Read on from a state, or from zeros; return the states of all tokens and the last state of all layers."""
         start, tokens = cache.length if cache else 0, x_BTC.shape[1]

@@ -35,14 +35,15 @@ class Keeper(pl.Callback):
     def __init__(
         self,
         run: Run,
-        state: dict[str, Any] | None,
         tracker: Tracker,
         validate: Measure,
         routines: Routines = (),
         judge: str = "val/loss",
         patience: int = 0,
     ) -> None:
-        self.run, self.state, self.tracker = run, state, tracker
+        self.run, self.tracker = run, tracker
+        self.state: dict[str, Any] | None = None
+        """Of the checkpoint to go on from."""
         self.validate, self.routines = validate, routines
         self.judge, self.patience = judge, patience
         self.stopped_by: int | None = None

@@ -100,6 +100,16 @@ def found(run: Path) -> list[Checkpoint]:
     return checkpoints
 
 
+def chosen(run: Path, step: int | None) -> Checkpoint:
+    """The checkpoint of a step, or the newest."""
+    there = {one.step: one for one in found(run)}
+    if not there:
+        raise UserError(f"{run}: no checkpoint in it; name the folder of a run that has saved one")
+    if step is not None and step not in there:
+        raise UserError(f"{run}: no checkpoint of step {step}; there are {', '.join(map(str, sorted(there)))}")
+    return there[max(there) if step is None else step]
+
+
 def newest(run: Path) -> tuple[Checkpoint, dict[str, Any]] | None:
     """The newest checkpoint that is whole, and its state; damaged ones are passed over with a line each."""
     return next(whole(run), None)

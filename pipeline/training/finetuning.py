@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.data.tasks import TASKS
 from pipeline.terminal import note
 from pipeline.training import tracking
+from pipeline.training.callbacks import Keeper
 from pipeline.training.config import FinetuneConfig
 from pipeline.training.fit import fit
 from pipeline.training.module import trained_numbers
@@ -31,7 +32,7 @@ def finetune(config: FinetuneConfig) -> Path:
             note_plan(job)
             judge = f"val/{TASKS[config.task.name].metric}"
             validate = partial(job.validate, module)
-            fit(module, job.loader, run, tracker, validate, judge=judge, patience=config.patience)
+            fit(module, job.loader, Keeper(run, tracker, validate, judge=judge, patience=config.patience))
             if rank() == 0:
                 hand_on(job, run, tracker, module.progress.step)
             finished = True

@@ -14,24 +14,15 @@ from pipeline.errors import Stopped, UserError, is_out_of_memory
 from pipeline.model.fast import keep_freed_memory
 from pipeline.terminal import note
 from pipeline.training import checkpoint
-from pipeline.training.callbacks import Keeper, Measure, Routines, requeued
+from pipeline.training.callbacks import Keeper, requeued
 from pipeline.training.config import TrainerConfig
 from pipeline.training.module import Progress, Training
 from pipeline.training.run import Run, rank
-from pipeline.training.tracking import Tracker
 
 
-def fit(
-    module: Training,
-    loader: Callable[[int], DataLoader[Any]],
-    run: Run,
-    tracker: Tracker,
-    validate: Measure,
-    routines: Routines = (),
-    judge: str = "val/loss",
-    patience: int = 0,
-) -> dict[str, float]:
+def fit(module: Training, loader: Callable[[int], DataLoader[Any]], keeper: Keeper) -> dict[str, float]:
     """Train to the end and return what the last validation found; `loader` makes the batches from a step on."""
+    run = keeper.run
     found = checkpoint.newest(run.path)
     start, state = (found[0].step, found[1]) if found else (0, None)
     if rank() == 0:
@@ -42,7 +33,7 @@ def fit(
         module.model.load_state_dict(state["model"])
         module.progress = Progress(**state["progress"])
         return run.last_measured()
-    keeper = Keeper(run, state, tracker, validate, routines, judge, patience)
+    keeper.state = state
     trainer = make_trainer(module, keeper)
     with one_line_memory_errors(module):
         trainer.fit(module, loader(start))

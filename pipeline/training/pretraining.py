@@ -22,6 +22,7 @@ from pipeline.model.config import ModelConfig, resolve, with_dropout
 from pipeline.terminal import note, progress, reported
 from pipeline.tokenizer import Tokenizer, train
 from pipeline.training import checkpoint, tracking
+from pipeline.training.callbacks import Keeper
 from pipeline.training.config import PretrainConfig
 from pipeline.training.fit import check_devices, fit
 from pipeline.training.job import Job, total_steps
@@ -54,13 +55,8 @@ def pretrain(config: PretrainConfig) -> Path:
 def try_out(config: PretrainConfig) -> None:
     """Show the plan and prove that a step and a validation work, in a folder that is deleted afterwards."""
     folder = Path(f".dry-run-{fingerprint(asdict(config))[:8]}")  # all processes must find the same
-    once = replace(
-        config,
-        dry_run=False,
-        resume=None,
-        run_dir=str(folder),
-        tracking=replace(config.tracking, mode="disabled", samples_every=0),
-    )
+    quiet = replace(config.tracking, mode="disabled", samples_every=0)
+    once = replace(config, dry_run=False, resume=None, run_dir=str(folder), tracking=quiet)
     try:
         with opened(once, "dry-run") as run:
             job = make_job(once, run)
@@ -189,7 +185,7 @@ def train_job(job: Job, run: Run) -> None:
             (shown.samples_every, lambda: take_samples(job, module, run, tracker)),
             (shown.attention_every, lambda: show_attention(job, module, run, tracker)),
         ]
-        measured = fit(module, job.loader, run, tracker, lambda: validate(job, module), routines)
+        measured = fit(module, job.loader, Keeper(run, tracker, lambda: validate(job, module), routines))
         write_bundle(job, module, measured, run, tracker)
         finished = True
     finally:
@@ -240,15 +236,7 @@ def write_bundle(job: Job, module: Training, measured: dict[str, float], run: Ru
 
 def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:
     """Make a bundle of a checkpoint, the newest or that of a step, without disturbing the run."""
-    run = Run(folder)
-    if run.stage == "finetune":
-        raise UserError(f"{folder}: a fine-tuning run makes its bundle at its end; only pretraining has others")
-    found = {saved.step: saved for saved in checkpoint.found(folder)}
-    if not found:
-        raise UserError(f"{folder}: no checkpoint in it; name the folder of a run that has saved one")
-    chosen = found.get(max(found) if step is None else step)
-    if chosen is None:
-        raise UserError(f"{folder}: no checkpoint of step {step}; there are {', '.join(map(str, sorted(found)))}")
+    run, chosen = Run(folder), checkpoint.chosen(folder, step)
     config = build(PretrainConfig, [folder / "config.yaml"], {})
     tokenizer = Tokenizer.load(folder / "tokenizer")
     model = start_model(config, named_start(config), tokenizer.vocab_size)

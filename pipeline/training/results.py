@@ -3,12 +3,14 @@
 import json
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from pipeline.bundle import Bundle, save_bundle
+from pipeline.configuration import build
 from pipeline.data.tasks import TASKS, Row
 from pipeline.evaluation.attention_maps import attention_maps
 from pipeline.evaluation.metrics import BY_LENGTH, Score, confusion
@@ -18,8 +20,9 @@ from pipeline.files import read_json, write_text
 from pipeline.model.recurrent import Recurrent
 from pipeline.terminal import print_table
 from pipeline.training import checkpoint
+from pipeline.training.config import FinetuneConfig
 from pipeline.training.run import Run
-from pipeline.training.taskjob import TaskJob
+from pipeline.training.taskjob import TaskJob, make_job
 from pipeline.training.tracking import Tracker
 
 SHOWN = 10  # rows of a table of samples or mistakes
@@ -51,7 +54,17 @@ def hand_on(job: TaskJob, run: Run, tracker: Tracker, step: int) -> None:
     print_scores(job, table)
     if TASKS[job.config.task.name].generated:
         show_alignment(job, run, tracker, step)
-    meta = {
+    measured = {"metrics": metrics, "baselines": baselines, "signatures": signatures}
+    save_bundle(Bundle(job.model, job.start.tokenizer, bundle_meta(job, run) | measured), run.bundle)
+    tracker.summary({f"final/{key}": value for key, value in metrics.items()})
+    weights_hash = read_json(run.bundle / "meta.json")["weights_sha256"]
+    tracker.artifact(f"{run.path.name}-bundle", "model", run.bundle, metrics, [weights_hash])
+
+
+def bundle_meta(job: TaskJob, run: Run) -> dict[str, Any]:
+    """What a bundle must know to do its task, and where it comes from."""
+    history = {key: job.start.meta[key] for key in ("objective", "corpus_fingerprint") if key in job.start.meta}
+    return history | {
         "stage": "finetune",
         "task": asdict(job.config.task),
         "labels": job.encoder.labels,
@@ -62,15 +75,19 @@ def hand_on(job: TaskJob, run: Run, tracker: Tracker, step: int) -> None:
         "rows_fingerprint": job.rows.fingerprint,
         "parent": job.config.init_from,
         "run": run.path.name,
-        "metrics": metrics,
-        "baselines": baselines,
-        "signatures": signatures,
     }
-    history = {key: job.start.meta[key] for key in ("objective", "corpus_fingerprint") if key in job.start.meta}
-    save_bundle(Bundle(job.model, job.start.tokenizer, history | meta), run.bundle)
-    tracker.summary({f"final/{key}": value for key, value in metrics.items()})
-    weights_hash = read_json(run.bundle / "meta.json")["weights_sha256"]
-    tracker.artifact(f"{run.path.name}-bundle", "model", run.bundle, metrics, [weights_hash])
+
+
+def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:
+    """Make a bundle of a checkpoint, the newest or that of a step, without disturbing the run."""
+    run, chosen = Run(folder), checkpoint.chosen(folder, step)
+    job = make_job(build(FinetuneConfig, [folder / "config.yaml"], {}), run)
+    job.model.load_state_dict(chosen.read()["model"])
+    judge = f"val/{TASKS[job.config.task.name].metric}"
+    measured = {"step": chosen.step, "metrics": {} if chosen.score is None else {judge: -chosen.score}}
+    target = output or folder / f"bundle-{chosen.step:08}"
+    save_bundle(Bundle(job.model, job.start.tokenizer, bundle_meta(job, run) | measured), target)
+    return target
 
 
 def chosen_weights(job: TaskJob, run: Run) -> dict[str, torch.Tensor]:

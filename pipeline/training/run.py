@@ -80,7 +80,9 @@ class Run:
 
     def add_material(self, facts: Mapping[str, Any]) -> None:
         """Record what was made for the run: other processes wait for it, and a resumed run needs no corpus."""
-        write_sealed(self.path / "prepared.json", {**self.material, **facts})
+        known = self.material
+        if {**known, **facts} != known:
+            write_sealed(self.path / "prepared.json", {**known, **facts})
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a row of metrics."""

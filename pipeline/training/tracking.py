@@ -58,10 +58,7 @@ def start(
 
         server.prepare(run_dir)
         record = open_record(run_dir, config, inputs)
-        arguments = {
-            "id": record["id"],
-            "project": record["project"],
-            "entity": record["entity"],
+        arguments = {key: record[key] for key in ("id", "project", "entity")} | {
             "group": config.group,
             "name": config.name or run_dir.name,
             "job_type": facts["stage"],
@@ -155,10 +152,8 @@ class Tracker:
             return
         online, segment = not self.run.offline, Path(self.run.dir).parent
         self.worker.submit(self.offer_unsent, self.run)
-        if online:
-            self.worker.submit(
-                server.declare_inputs, self.arguments["dir"]
-            )  # now: it may have made some of them itself
+        if online:  # now: it may have made some of them itself
+            self.worker.submit(server.declare_inputs, self.arguments["dir"])
         self.worker.shutdown()
         complete = not self.unsent
         with self.forgiving("the end of the run"):
@@ -256,13 +251,8 @@ def init(arguments: dict[str, Any], mode: Literal["online", "offline"]) -> "wand
 def open_record(run_dir: Path, config: TrackingConfig, inputs: list[Input]) -> dict[str, Any]:
     """Read or make the file that keeps the run's id, and the artifacts it was made from until the server knows them."""
     path = server.record_path(run_dir)
-    fresh: dict[str, Any] = {
-        "id": uuid.uuid4().hex[:12],
-        "project": config.project,
-        "entity": config.entity,
-        "inputs": [],
-    }
-    record = read_json(path) if path.exists() else fresh
+    names: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "project": config.project, "entity": config.entity}
+    record = read_json(path) if path.exists() else names | {"inputs": []}
     known = [(given["name"], given["kind"], given["version"]) for given in record["inputs"]]
     record["inputs"] += [asdict(given) | {"declared": False} for given in inputs if astuple(given) not in known]
     write_json(path, record)

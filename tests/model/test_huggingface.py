@@ -353,7 +353,7 @@ def test_presets_export_and_work_with_auto_classes(
     texts = ["The widow waited.", "Nobody looked at the grey sea, or at the empty house."]
     words = tokenizer(texts, padding=True, return_tensors="pt")
     ids, real = words["input_ids"], words["attention_mask"].bool()
-    assert [row[keep].tolist() for row, keep in zip(ids, real, strict=True)] == bundle.tokenizer.encode_batch(texts)
+    assert [row[keep].tolist() for row, keep in zip(ids, real, strict=True)] == [*map(bundle.tokenizer.encode, texts)]
     if family == "encoder-decoder":
         words["decoder_input_ids"], words["decoder_attention_mask"] = ids.flip(0), real.flip(0).long()
     with torch.no_grad():

@@ -62,7 +62,7 @@ def test_stacked_layers_are_torchs_own(cell: str, bidirectional: bool) -> None:
         for name, parameter in ours.named_parameters():
             peer.get_parameter(name.replace("_l0", f"_l{number}")).data.copy_(parameter.data)
     x = torch.randn(3, 5, WIDTH)
-    states, state = encoder(x)
+    states, state = encoder(x, None)
     expected, last = peer(x)
     assert_close(states, expected)
     parts = last if cell == "lstm" else (last,)

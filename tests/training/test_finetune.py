@@ -25,6 +25,7 @@ from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.generation import generate
 from pipeline.model.heads import pooled
 from pipeline.model.transformer import Transformer
+from pipeline.training import checkpoint
 from pipeline.training.pretraining import start_bundle
 from pipeline.training.taskjob import warm_start
 from tests.training.jobs import arguments, finish, last_step, rows, signal_when, start, write_novels
@@ -127,6 +128,30 @@ def test_predictions_depend_on_nothing_but_the_row(classifier: Path, folder: Pat
     for other in found[1:]:
         assert all(found[0][text][0] == other[text][0] for text in other)
         assert max(abs(found[0][text][1] - other[text][1]) for text in other) < 2e-6
+
+
+def test_a_bundle_of_any_checkpoint_does_the_task(
+    classifier: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weights of that step and what the bundle at the end knows, but its measurements; the run is not touched."""
+    run = classifier.parent
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert cli.main(["bundle", str(run), "--step", "20", "--output", str(tmp_path / "early")]) == 0
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    early, final = load_bundle(tmp_path / "early"), load_bundle(classifier)
+    saved = {one.step: one for one in checkpoint.found(run)}
+    weights = early.model.state_dict()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in saved[20].read()["model"].items())
+    for key in ("stage", "task", "labels", "pooling", "source_length", "rows_fingerprint", "run"):
+        assert early.meta[key] == final.meta[key], key
+    assert early.meta["step"] == 20 and early.meta["metrics"]["val/accuracy"] == -(saved[20].score or 0)
+    rows = ["--data", str(folder / "dev.jsonl"), "--json", str(tmp_path / "scores")]
+    assert cli.main(["evaluate", str(tmp_path / "early"), *rows]) == 0
+    accuracy = json.loads((tmp_path / "scores").read_text())["metrics"]["accuracy"]
+    assert accuracy == pytest.approx(early.meta["metrics"]["val/accuracy"])
+    capsys.readouterr()
+    assert cli.main(["bundle", str(run), "--step", "7"]) == 2
+    assert "no checkpoint of step 7; there are" in capsys.readouterr().err
 
 
 def test_an_interrupted_prediction_goes_on(classifier: Path, tmp_path: Path) -> None:
