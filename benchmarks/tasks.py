@@ -83,8 +83,9 @@ def pretrain(settings: dict[str, Any], names: set[str], few: dict[str, Any], out
     if not (output / "tokenizer" / "meta.json").is_file():
         run("tokenizer", "train", *corpus, "--vocab_size", "8192", "--output", str(output / "tokenizer"))
     starts = settings["starts"]
-    earlier = {starts[name].get("from") for name in names} - {None}
-    for name in (name for name in starts if name in names | earlier):
+    for name in reversed(starts):  # those that others go on from stand before them
+        names |= {starts[name]["from"]} if name in names and "from" in starts[name] else set()
+    for name in (name for name in starts if name in names):
         if not (output / name / "bundle" / "meta.json").is_file():
             configs, given = start_of(settings, name, output)
             run("pretrain", *configs, *typed(as_typed(given | few)), "--run_dir", str(output / name))
