@@ -459,7 +459,7 @@ def test_changed_rows_are_noticed(folder: Path, tmp_path: Path, capsys: pytest.C
         ["evaluate", "BUNDLE", "--data", "nowhere.jsonl"],
         ["evaluate", "BUNDLE", "--data", "nowhere.jsonl", "--generation.beams", "0"],
         ["evaluate", "BUNDLE", "--data", "nowhere.jsonl", "--generation.temperature", "1"],
-        ["bundle", "RUN"],
+        ["bundle", "RUN", "--step", "7"],
     ],
 )
 def test_other_mistakes_are_one_line(wrong: list[str], classifier: Path, capsys: pytest.CaptureFixture[str]) -> None:
