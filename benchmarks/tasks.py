@@ -33,18 +33,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of tasks")
     parser.add_argument("--runs", nargs="*", help="names of runs")
     parser.add_argument("--steps", type=int, help="so few of each run, to try it out")
+    parser.add_argument("--precision", help="of every run: bf16-mixed is faster where the processor has bfloat16")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/tasks"))
     arguments = parser.parse_args()
     text = arguments.settings.read_text().replace("DATA/", f"{arguments.data}/").replace("OUT/", f"{arguments.output}/")
     settings = yaml.safe_load(text)
     if not Path(arguments.data).is_dir():
         take_catalogue(settings, arguments.data, arguments.held_out)
-    few = {"trainer.max_steps": arguments.steps, "trainer.validation_samples": 8} if arguments.steps else {}
+    every: dict[str, Any] = {"trainer.precision": arguments.precision} if arguments.precision else {}
+    if arguments.steps:
+        every |= {"trainer.max_steps": arguments.steps, "trainer.validation_samples": 8}
     tasks = {name: task for name, task in settings["tasks"].items() if name in (arguments.only or [name])}
     for task in tasks.values():
         task["runs"] = {run: given for run, given in task["runs"].items() if run in (arguments.runs or [run])}
     starts = {run.get("start") for task in tasks.values() for run in task["runs"].values()} - {None}
-    pretrain(settings["pretrain"], starts, few, arguments.output)
+    pretrain(settings["pretrain"], starts, every, arguments.output)
     rows = []
     for name, task in tasks.items():
         config = build(FinetuneConfig, [Path(file) for file in task["configs"]], as_typed(task["options"]))
@@ -58,7 +61,7 @@ def main() -> None:
             start = {"init_from": str(arguments.output / given["start"] / "bundle")} if "start" in given else {}
             options |= start or (settings["scratch"] if "model.family" in given else {})
             folder = arguments.output / f"{name}-{run}".replace(", ", "-").replace(" ", "-")
-            rows.append((name, run, *finetune(task, task["options"] | options | few, folder), rows_hash))
+            rows.append((name, run, *finetune(task, task["options"] | options | every, folder), rows_hash))
         print_table(name, HEADER, [row for row in rows if row[0] == name])
     measured = [dict(zip(HEADER, row, strict=True)) for row in rows]
     save(arguments.json, measured + kept(arguments.json, measured))
@@ -75,9 +78,9 @@ def take_catalogue(settings: dict[str, Any], novels: str, held_out: list[str]) -
         task["options"]["data.train"] = task["catalogue"]
 
 
-def pretrain(settings: dict[str, Any], names: set[str], few: dict[str, Any], output: Path) -> None:
+def pretrain(settings: dict[str, Any], names: set[str], every: dict[str, Any], output: Path) -> None:
     """A tokenizer, and the bundles that runs start from, those first that others go on from."""
-    options = settings["options"] | few
+    options = settings["options"] | every
     books = options["data.validation_books"]
     corpus = ["--corpus", written(options["data.corpus"]), "--validation_books", written(books)]
     if not (output / "tokenizer" / "meta.json").is_file():
@@ -88,7 +91,7 @@ def pretrain(settings: dict[str, Any], names: set[str], few: dict[str, Any], out
     for name in (name for name in starts if name in names):
         if not (output / name / "bundle" / "meta.json").is_file():
             configs, given = start_of(settings, name, output)
-            run("pretrain", *configs, *typed(as_typed(given | few)), "--run_dir", str(output / name))
+            run("pretrain", *configs, *typed(as_typed(given | every)), "--run_dir", str(output / name))
 
 
 def start_of(settings: dict[str, Any], name: str, output: Path) -> tuple[list[str], dict[str, Any]]:
