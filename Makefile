@@ -36,15 +36,19 @@ docs: .venv/installed-core
 lock: .venv/installed-test
 	$(BIN)/python -m chaos.lock
 
+# make bench NOVELS=folder HELD_OUT="'*treasure-island*'" measures on other novels than the catalogue's
+NOVELS = novels-gutenberg
+HELD_OUT = carroll-alice
+bench: DATA = --data $(NOVELS) --held_out $(HELD_OUT)
 bench: .venv/installed-bench
-	$(BIN)/python -m benchmarks.store
-	$(BIN)/python -m benchmarks.tokenizer
+	$(BIN)/python -m benchmarks.store --data $(NOVELS) --repeat 5
+	$(BIN)/python -m benchmarks.tokenizer $(DATA)
 	$(BIN)/python -m benchmarks.training --compile
-	$(BIN)/python -m benchmarks.endtoend
 	$(BIN)/python -m benchmarks.generation
-	$(BIN)/python -m benchmarks.growth
-	$(BIN)/python -m benchmarks.startup
-	for family in decoder encoder encoder-decoder; do $(BIN)/python -m benchmarks.quality --family $$family || exit; done
+	$(BIN)/python -m benchmarks.growth $(DATA)
+	$(BIN)/python -m benchmarks.startup $(DATA)
+	$(BIN)/python -m benchmarks.endtoend $(DATA)
+	for family in decoder encoder encoder-decoder; do $(BIN)/python -m benchmarks.quality $(DATA) --family $$family || exit; done
 	$(BIN)/python -m benchmarks.picture
 
 clean:

@@ -35,7 +35,7 @@ SKIPPED = 2  # steps that warm up
 
 def main() -> None:
     parser = arguments_of("endtoend", __doc__)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=50, help="of each job in each round")
     parser.add_argument("--job", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -4,7 +4,7 @@
 
 Peers: GPT-2, BERT or T5 of transformers in the shape of benchmarks/training.py, AdamW, a linear schedule over the
 minutes, no dropout, the best of three learning rates, each tried for `--tune` minutes. Ours: `triptych pretrain` with
-`modern` and Muon, a cosine over `--steps` steps, nothing tuned. Same tokenizer, windows, order, masks and held-out
+`modern` and Muon, a cosine over 0.4 times as many steps as the peer did, nothing tuned. Same tokenizer, windows, order, masks and held-out
 books; one after the other on the whole machine. The clock of ours runs while it validates and saves, the peer's not.
 """
 
@@ -12,7 +12,6 @@ import argparse
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +35,7 @@ PEERS = {"encoder": "BERT", "decoder": "GPT-2", "encoder-decoder": "T5"}
 OBJECTIVES = {"encoder": "masked", "decoder": "causal", "encoder-decoder": "span"}
 RATES = (1e-3, 2e-3, 4e-3)
 WARMUP = 0.05  # of the peer's minutes
+SHARE = 0.4  # of the peer's steps
 
 
 class Peer(nn.Module):
@@ -64,25 +64,25 @@ def main() -> None:
     parser.add_argument("--family", choices=PEERS, default="decoder")
     parser.add_argument("--minutes", type=float, default=15, help="of the peer")
     parser.add_argument("--tune", type=float, default=2, help="minutes for each learning rate of the peer")
-    parser.add_argument("--steps", type=int, default=300, help="of ours")
+    parser.add_argument("--steps", type=int, help="of ours")
     parser.add_argument("--options", nargs="*", default=[], help="more settings of ours")
     arguments = parser.parse_args()
     family, peer = arguments.family, PEERS[arguments.family]
     with tempfile.TemporaryDirectory() as scratch:
         ours = small_job(
             arguments, Path(scratch), model__family=family, objective__name=OBJECTIVES[family], optim__name="muon",
-            optim__lr=0.003, optim__warmup_steps=20, optim__final_share=0, trainer__max_steps=arguments.steps,
-            trainer__validate_every=max(1, arguments.steps // 4), trainer__validation_samples=96,
-            trainer__save_every=arguments.steps, run_dir=f"{scratch}/ours",
+            optim__warmup_steps=20, optim__final_share=0, trainer__validation_samples=96, run_dir=f"{scratch}/ours",
         )  # fmt: skip
         ours |= dict(option.split("=", 1) for option in arguments.options)
-        config = build(PretrainConfig, [], ours)
+        config = build(PretrainConfig, [], ours | {"trainer.max_steps": "1000000"})  # the clock stops the peer
         with opened(config, "peer") as run:
             job = make_job(config, run)  # its tokenizer and its store are what `triptych` goes on with
-            job = replace(job, total_steps=1_000_000)  # the clock stops the peer
             tried = {rate: train_peer(job, peer, rate, 60 * arguments.tune)[-1] for rate in RATES}
             rate = min(tried, key=lambda rate: float(tried[rate]["val/loss"]))
             theirs = train_peer(job, peer, rate, 60 * arguments.minutes)
+        steps = arguments.steps or max(1, round(SHARE * theirs[-1]["step"]))
+        ours |= {"trainer.max_steps": str(steps), "trainer.save_every": str(steps)}
+        ours["trainer.validate_every"] = str(max(1, steps // 8))
         triptych("pretrain", *typed(ours))
         rows = [row for row in Run(Path(scratch) / "ours").rows() if "val/loss" in row]
     report(arguments, peer, rate, tried, theirs, rows)

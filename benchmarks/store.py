@@ -1,6 +1,6 @@
 """How fast a corpus becomes a token store, beside `datasets.map` with the same tokenizer, and in how much memory.
 
-    python -m benchmarks.store --repeat 5,20 --rounds 3
+    python -m benchmarks.store --repeat 5,20 --rounds 5
 
 Each measurement is a process of its own, ours and the peers' in turn. Ours is timed from the files to the finished
 store: reading, cleaning, checking against the scan, tokenising, writing, checksums. The peers are timed in `map` alone,
@@ -36,9 +36,9 @@ Result = dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="a folder of .txt files; the catalogue's novels if not given")
+    parser.add_argument("--data", default="novels-gutenberg", help="a folder of novels, or a set of the catalogue")
     parser.add_argument("--repeat", default="5,20", help="how often the data is repeated, one or more numbers")
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each kind")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind")
     parser.add_argument("--peer", choices=PEERS, help="one of the peers only; the faster, to save time")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/store.json"), help="where the numbers go")
     parser.add_argument("--job", nargs=4, help=argparse.SUPPRESS)
@@ -47,7 +47,7 @@ def main() -> None:
         kind, *folders = arguments.job
         print(json.dumps(JOBS[kind](*map(Path, folders))))
         return
-    data = arguments.data or catalogue.get("novels-gutenberg")
+    data = Path(arguments.data) if Path(arguments.data).is_dir() else catalogue.get(arguments.data)
     repeats = [int(number) for number in arguments.repeat.split(",")]
     with tempfile.TemporaryDirectory() as scratch:
         kinds = ["ours", *([arguments.peer] if arguments.peer else PEERS)]

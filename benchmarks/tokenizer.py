@@ -1,6 +1,6 @@
 """How fast a tokenizer learns from novels and encodes them, beside sentencepiece.
 
-    python -m benchmarks.tokenizer --data NOVELS --rounds 3
+    python -m benchmarks.tokenizer --data NOVELS --rounds 5
 
 BPE and unigram of 8,192 tokens, from the same cleaned text to files on disk, in turn; sentencepiece has two threads and
 reads every line. Encoding is of all books, a book at a time; bytes a token say how well the vocabularies fit.
@@ -30,7 +30,7 @@ Encode = Callable[[str], list[int]]
 
 def main() -> None:
     parser = arguments_of("tokenizer", __doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     texts = [source.read(Notes()) or "" for source in sources(CorpusConfig(corpus=[arguments.data]))]
     size = sum(len(text.encode()) for text in texts)
