@@ -4,8 +4,9 @@
 
 Peers: GPT-2, BERT or T5 of transformers in the shape of benchmarks/training.py, AdamW, a linear schedule over the
 minutes, no dropout, the best of three learning rates, each tried for `--tune` minutes. Ours: `triptych pretrain` with
-`modern` and Muon, a cosine over 0.4 times as many steps as the peer did, nothing tuned. Same tokenizer, windows, order, masks and held-out
-books; one after the other on the whole machine. The clock of ours runs while it validates and saves, the peer's not.
+`modern` and Muon, a cosine over 0.4 times as many steps as the peer did, nothing tuned. Same tokenizer, windows, order,
+masks and held-out books; one after the other on the whole machine. The clock of ours runs while it validates and saves,
+the peer's not.
 """
 
 import argparse
