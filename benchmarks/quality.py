@@ -72,16 +72,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         ours = small_job(
             arguments, Path(scratch), model__family=family, objective__name=OBJECTIVES[family], optim__name="muon",
-            optim__warmup_steps=20, optim__final_share=0, trainer__validation_samples=96, run_dir=f"{scratch}/ours",
+            optim__warmup_steps=20, optim__final_share=0, trainer__validation_samples=96,
         )  # fmt: skip
         ours |= dict(option.split("=", 1) for option in arguments.options)
-        config = build(PretrainConfig, [], ours | {"trainer.max_steps": "1000000"})  # the clock stops the peer
+        longest = {"trainer.max_steps": "1000000", "run_dir": f"{scratch}/peer"}  # the clock stops the peer
+        config = build(PretrainConfig, [], ours | longest)
         with opened(config, "peer") as run:
             job = make_job(config, run)  # its tokenizer and its store are what `triptych` goes on with
             tried = {rate: train_peer(job, peer, rate, 60 * arguments.tune)[-1] for rate in RATES}
             rate = min(tried, key=lambda rate: float(tried[rate]["val/loss"]))
             theirs = train_peer(job, peer, rate, 60 * arguments.minutes)
         steps = arguments.steps or max(1, round(SHARE * theirs[-1]["step"]))
+        ours |= {"run_dir": f"{scratch}/ours", "data.tokenizer": f"{scratch}/peer/tokenizer"}
         ours |= {"trainer.max_steps": str(steps), "trainer.save_every": str(steps)}
         ours["trainer.validate_every"] = str(max(1, steps // 8))
         triptych("pretrain", *typed(ours))
