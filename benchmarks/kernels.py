@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from benchmarks import training
 from benchmarks.harness import Step, Worker, arguments_of, in_turn, save
+from pipeline.model import products
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.fast import Normalised, RMSNorm, attend, dropped, keep_freed_memory, squared_relu
 from pipeline.model.heads import LOSS_CHUNK, LanguageHead
+from pipeline.model.products import Linear
 from pipeline.terminal import print_table
 
 WIDTH, REPEATS = 256, 100
@@ -28,7 +30,7 @@ WIDTH, REPEATS = 256, 100
 def both_ways(operation: Callable[[Tensor], Tensor], width: int) -> Step:
     """Forward and backward."""
     x = torch.randn(16, 256, width, requires_grad=True)
-    gradient = torch.randn_like(x)
+    gradient = torch.randn_like(operation(x))
     return lambda: operation(x).backward(gradient)
 
 
@@ -47,6 +49,12 @@ def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -
 
 def torchs_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask, dropout)
+
+
+def layer(onednn: bool) -> Step:
+    """A layer of the feed-forward network, by oneDNN or by what torch takes, whatever the processor."""
+    products.onednn_is_ahead = lambda: onednn  # type: ignore[assignment]
+    return both_ways(Linear(WIDTH, 4 * WIDTH, bias=False), WIDTH)
 
 
 def loss(ours: bool, mixed: bool, smoothing: float = 0.0) -> Step:
@@ -120,6 +128,10 @@ def attention_ways(
 
 
 KERNELS: dict[str, dict[str, Callable[[], Step]]] = {
+    "layer": {
+        "oneDNN": lambda: kept(layer(True)),
+        "torch's choice": lambda: kept(layer(False)),
+    },
     "norm": {
         "ours": lambda: kept(both_ways(RMSNorm(WIDTH, 1e-6), WIDTH)),
         "torch's RMSNorm": lambda: kept(both_ways(nn.RMSNorm(WIDTH, 1e-6), WIDTH)),

@@ -120,7 +120,7 @@ def ours(corpus: Path, tokenizer: Path, output: Path) -> Result:
     store = prepare_store(scanned, tokenizer, output)
     seconds = time.perf_counter() - began
     tokens = sum(len(stream) for stream in store.streams.values())
-    ends = sum(len(stream.documents()) for stream in store.streams.values())
+    ends = sum(shard.documents for stream in store.streams.values() for shard in stream.shards)
     size = sum(path.stat().st_size for path in store.path.iterdir())
     return {"seconds": seconds, "scan_seconds": scan_seconds, "tokens": tokens - ends, "bytes_per_token": size / tokens}
 

@@ -151,9 +151,7 @@ def read_all(store: str, seed: int) -> str:
     from pipeline.data.windows import Windows
 
     windows = Windows(Store.open(Path(store)).stream("train"), 64)
-    read = {
-        number: bytes(windows[number].ids) for number in random.Random(seed).sample(range(len(windows)), len(windows))
-    }
+    read = {number: bytes(windows[number]) for number in random.Random(seed).sample(range(len(windows)), len(windows))}
     return hashlib.sha256(b"".join(read[number] for number in sorted(read))).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,5 +131,7 @@ def versions() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """The commit that the working folder stands at, where it is a repository."""
+    if not shutil.which("git"):
+        return None
     done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or None

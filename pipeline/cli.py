@@ -4,29 +4,17 @@ Nothing heavy is imported before a stage runs, so that help and mistakes are ans
 """
 
 import importlib
-import json
 import os
 import sys
 import traceback
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from pipeline import __version__
-from pipeline.configuration import (
-    build,
-    check_key,
-    fields_of,
-    in_words,
-    is_flag,
-    is_list,
-    make_parser,
-    suggestion,
-    to_yaml,
-)
+from pipeline.configuration import as_option, build, fields_of, make_parser, parse_words, suggestion, to_yaml
 from pipeline.errors import Stopped, UserError, is_out_of_memory
 
 STOPPED = 75  # "try again later": ended by a signal after saving
@@ -96,8 +84,12 @@ def main(arguments: Sequence[str]) -> int:
         return fail(str(error), debug)
     except Stopped as stopped:
         return 0 if stopped.requeued else STOPPED
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError as error:
+        from pipeline.terminal import is_closed  # heavy
+
+        if not is_closed(sys.stdout):  # it was not the reader of our results, who had seen enough
+            fail(describe(error), debug)
+            return 1
     except OSError as error:
         return fail(describe(error), debug)
     except (MemoryError, RuntimeError) as error:
@@ -205,55 +197,3 @@ def print_help(name: str, command: Command, config_class: type) -> None:
     words = " and ".join(command.positional)
     example = f"Example: {example_of(name)}" + (f" ({words} need no --KEY)" if words else "")
     make_parser(config_class, f"triptych {name}", example=example).print_help()
-
-
-# --- Words -------------------------------------------------------------------------------------------------------
-
-
-def parse_words(words: Sequence[str], positional: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The values typed for each key: lists take all words up to the next option, flags need none."""
-    typed: dict[str, list[str]] = {}
-    waiting = deque(words)
-    while waiting:
-        word = waiting.popleft()
-        if word == "--":  # what follows is never an option, whatever it looks like
-            add_plain(typed, waiting, positional, known)
-            break
-        if word.startswith("--"):
-            key, equals, value = word[2:].partition("=")
-            key = key.replace("-", "_")
-            check_key(key, known, f"--{key}")
-            kind = known.get(key, Any)  # inside a dict a key may be anything
-            values = [value] if equals else take_values(waiting, kind, one=key == "config" and bool(positional))
-            if not values:
-                raise UserError(f"--{key}: needs a value, {in_words(kind)}")
-            typed.setdefault(key, []).extend(values)
-        else:
-            add_plain(typed, [word], positional, known)
-    return typed
-
-
-def take_values(waiting: deque[str], kind: Any, one: bool) -> list[str]:
-    if is_flag(kind):
-        return [waiting.popleft()] if waiting and waiting[0].lower() in ("true", "false") else ["true"]
-    values: list[str] = []
-    while waiting and not waiting[0].startswith("--") and not (values and (one or not is_list(kind))):
-        values.append(waiting.popleft())
-    return values
-
-
-def add_plain(
-    typed: dict[str, list[str]], words: Iterable[str], positional: Sequence[str], known: Mapping[str, Any]
-) -> None:
-    """Give each word to the first positional field that has room for it."""
-    for word in words:
-        name = next((name for name in positional if name not in typed or is_list(known[name])), None)
-        if name is None:
-            raise UserError(f"{word!r}: more than this command takes without a --KEY; see its --help")
-        typed.setdefault(name, []).append(word)
-
-
-def as_option(values: list[str], kind: Any) -> str:
-    """The value of a key as jsonargparse reads it; of a single value typed twice the last counts."""
-    written_as_list = len(values) == 1 and values[0].startswith("[") and values[0].endswith("]")
-    return json.dumps(values) if is_list(kind) and not written_as_list else values[-1]

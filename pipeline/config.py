@@ -38,6 +38,8 @@ class GenerationConfig:
         for name in ("min_new_tokens", "temperature", "top_k", "no_repeat_ngram", "seed"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name}: {getattr(self, name)} must not be negative")
+        if not abs(self.length_penalty) <= 100:
+            raise UserError(f"length_penalty: {self.length_penalty} must be from -100 to 100")
         if self.seed >= 2**63:
             raise UserError(f"seed: {self.seed} must be below 2**63")
         if self.min_new_tokens > self.max_new_tokens:
@@ -79,7 +81,7 @@ class GenerateConfig(GenerationConfig):
     bundle: str
     """The folder of a bundle."""
     prompt: str
-    """The text to go on from, or the source of an encoder-decoder; special tokens such as <extra_id_0> are such."""
+    """The text to go on from, or the source of an encoder-decoder; <extra_id_0> and the like are special tokens."""
     stream: bool | None = None
     """Show a single text as it is written; by default on a terminal."""
 
@@ -105,6 +107,11 @@ class AttentionConfig:
     """Draw this head alone, the first being 1; together with a layer, and if it is short, with its numbers."""
     output: str
     """The folder for the pictures: one of each kind of attention, layers by heads, and one of the masks there are."""
+
+    def __post_init__(self) -> None:
+        for name in ("layer", "head"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UserError(f"{name}: {getattr(self, name)}, but the first is 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,13 @@ every mistake is one line that names the key, where it stands, and the nearest k
 """
 
 import dataclasses
+import json
 import re
 import types
 import typing
 from argparse import ArgumentError
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -43,7 +45,7 @@ def build(config_class: type[Config], files: Iterable[Path], options: Mapping[st
         values = parser.instantiate(parsed)
     except (ValueError, TypeError, ArgumentError) as error:
         raise UserError(explain(str(error), known, places)) from error
-    return config_class(**{name: values[name] for name in top_names(config_class)})
+    return config_class(**{name: values[name] for name in typing.get_type_hints(config_class)})
 
 
 def to_yaml(config: Any) -> str:
@@ -67,17 +69,69 @@ def represent_text(dumper: Dumper, text: str) -> yaml.ScalarNode:
 Dumper.add_representer(str, represent_text)
 
 
-def make_parser(config_class: type, prog: str, description: str = "", example: str = "") -> "ArgumentParser":
+def make_parser(config_class: type, prog: str, example: str = "") -> "ArgumentParser":
     """The jsonargparse parser of a config; it can name no class or function to import, whatever a file says."""
     from jsonargparse import ArgumentParser, set_parsing_settings
 
     set_parsing_settings(
         docstring_parse_attribute_docstrings=True, instantiate_subclass_spec_in_any=False, import_path_denylist=["*"]
     )
-    parser = ArgumentParser(prog=prog, exit_on_error=False, description=description, epilog=example)
+    parser = ArgumentParser(prog=prog, exit_on_error=False, epilog=example)
     parser.add_argument("--config", action="config", help="A YAML file; several are merged, the later wins.")
     parser.add_class_arguments(config_class)
     return parser
+
+
+# --- Words -------------------------------------------------------------------------------------------------------
+
+
+def parse_words(words: Sequence[str], positional: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The values typed for each key: lists take all words up to the next option, flags need none."""
+    typed: dict[str, list[str]] = {}
+    waiting = deque(words)
+    while waiting:
+        word = waiting.popleft()
+        if word == "--":  # what follows is never an option, whatever it looks like
+            add_plain(typed, waiting, positional, known)
+            break
+        if word.startswith("--"):
+            key, equals, value = word[2:].partition("=")
+            key = key.replace("-", "_")
+            check_key(key, known, f"--{key}")
+            kind = known.get(key, Any)  # inside a dict a key may be anything
+            values = [value] if equals else take_values(waiting, kind, one=key == "config" and bool(positional))
+            if not values:
+                raise UserError(f"--{key}: needs a value, {in_words(kind)}")
+            typed.setdefault(key, []).extend(values)
+        else:
+            add_plain(typed, [word], positional, known)
+    return typed
+
+
+def take_values(waiting: deque[str], kind: Any, one: bool) -> list[str]:
+    if bool in members(kind):
+        return [waiting.popleft()] if waiting and waiting[0].lower() in ("true", "false") else ["true"]
+    values: list[str] = []
+    while waiting and not waiting[0].startswith("--") and not (values and (one or not is_list(kind))):
+        values.append(waiting.popleft())
+    return values
+
+
+def add_plain(
+    typed: dict[str, list[str]], words: Iterable[str], positional: Sequence[str], known: Mapping[str, Any]
+) -> None:
+    """Give each word to the first positional field that has room for it."""
+    for word in words:
+        name = next((name for name in positional if name not in typed or is_list(known[name])), None)
+        if name is None:
+            raise UserError(f"{word!r}: more than this command takes without a --KEY; see its --help")
+        typed.setdefault(name, []).append(word)
+
+
+def as_option(values: list[str], kind: Any) -> str:
+    """The value of a key as jsonargparse reads it; of a single value typed twice the last counts."""
+    written_as_list = len(values) == 1 and values[0].startswith("[") and values[0].endswith("]")
+    return json.dumps(values) if is_list(kind) and not written_as_list else values[-1]
 
 
 # --- Fields ------------------------------------------------------------------------------------------------------
@@ -94,16 +148,8 @@ def fields_of(config_class: type, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def top_names(config_class: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(config_class)]
-
-
 def is_list(kind: Any) -> bool:
-    return any(typing.get_origin(member) is list for member in members(kind))
-
-
-def is_flag(kind: Any) -> bool:
-    return bool in members(kind)
+    return any(typing.get_origin(member) in (list, tuple) for member in members(kind))
 
 
 def members(kind: Any) -> tuple[Any, ...]:
@@ -130,9 +176,12 @@ def in_words(kind: Any) -> str:
 def check_key(key: str, known: Fields, place: Place) -> None:
     """Refuse a key that no field has, and name the nearest that exists."""
     parts = key.split(".")
-    inside_dict = any(typing.get_origin(known.get(".".join(parts[:n]))) is dict for n in range(1, len(parts)))
-    if key not in known and not inside_dict:
+    above = {".".join(parts[:n]): ".".join(parts[n:]) for n in range(1, len(parts))}
+    inside = next((name for name in above if typing.get_origin(known.get(name)) is dict), None)
+    if key not in known and inside is None:
         raise UserError(f"{place}: unknown key {key!r}{suggestion(key, list(known))}")
+    if inside and known[inside] == dict[str, str] and "." in above[inside] and place == f"--{key}":
+        raise UserError(f"{place}: {inside} takes keys with dots as one value: --{inside} '{{{above[inside]}: \"…\"}}'")
 
 
 def check_values(values: Iterable[tuple[str, Any]], known: Fields, places: Mapping[str, Place]) -> None:

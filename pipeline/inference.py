@@ -4,11 +4,11 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -33,11 +33,12 @@ from pipeline.errors import UserError
 from pipeline.evaluation.attention_maps import attention_maps, draw_masks, labels
 from pipeline.evaluation.predicting import Predictor
 from pipeline.evaluation.ranking import BM25, Ranking, Vectors
-from pipeline.files import replacing, write_json
+from pipeline.files import described, replacing, write_json
 from pipeline.model.generation import encode, generate
 from pipeline.terminal import print_table, say
 
 CHUNK = 1024  # rows predicted before their results are written
+RENAME = ": rename one as it was in training, or make rows with --function"
 READ_TOKENS = 512  # of a text that is embedded by a bundle that was not fine-tuned; more are cut off
 
 
@@ -135,11 +136,8 @@ class Loaded:
         meta = self.bundle.meta
         if "task" not in meta:
             raise UserError(f"{self.folder}: pretrained, not fine-tuned for a task; use `triptych finetune` first")
-        task = TaskConfig(**meta["task"] | {"function": None})  # code is run only if the user names it here and now
-        facts = (meta["labels"], meta["source_length"], meta["target_length"])
-        encoder = Encoder(task, self.bundle.model.architecture, self.bundle.tokenizer, *facts)
         written = (answers or AnswerConfig()).over(GenerationConfig(**meta["generation"]))
-        return Predictor(self.bundle.model, encoder, meta["pooling"], written, batch_size)
+        return Predictor(self.bundle.model, encoder_of(self.bundle), meta["pooling"], written, batch_size)
 
     def embedder(self, batch_size: int = 32) -> Predictor:
         """What embeds texts: as fine-tuned for it, else by the mean of states."""
@@ -154,6 +152,13 @@ class Loaded:
             TaskConfig(name="retrieval"), model.architecture, bundle.tokenizer, [], min(READ_TOKENS, limit - 2), 0
         )
         return Predictor(model, encoder, "mean", GenerationConfig(), batch_size)
+
+
+def encoder_of(bundle: Bundle) -> Encoder:
+    """What turns rows into examples as it did when a bundle was fine-tuned."""
+    task = TaskConfig(**bundle.meta["task"] | {"function": None})  # code is run only if the user names it here and now
+    facts = [bundle.meta[name] for name in ("labels", "source_length", "target_length")]
+    return Encoder(task, bundle.model.architecture, bundle.tokenizer, *facts)
 
 
 class Pieces:
@@ -190,7 +195,7 @@ def evaluate(config: EvaluateConfig) -> None:
             raise UserError(f"data: {file} has no rows of a task; see `triptych data list`")
         file = str(found[0])
     skip = config.on_error == "skip"
-    rows = list(read_queries(file, "test", skip).values()) if retrieval else read_rows(file, task, skip)
+    rows = list(read_queries(file, "test", skip).values()) if retrieval else read_rows(file, task, skip, RENAME)
     if predictor.encoder.labels:
         rows = with_known_labels(rows, predictor.encoder.labels, file, skip)
     if not rows:
@@ -218,12 +223,9 @@ def predict(config: PredictConfig) -> None:
         if config.corpus is None:
             raise UserError("corpus: a bundle fine-tuned for retrieval finds documents; name their folder by --corpus")
         index = predictor.index(read_documents(Path(config.corpus), config.on_error == "skip"))
-    rows = texts_to_predict(config, task)
+    rows = texts_to_predict(config, task, RENAME)
     done = pass_over(Path(config.output), rows) if config.output else 0
-    with ExitStack() as stack:
-        out: TextIO = sys.stdout
-        if config.output:
-            out = stack.enter_context(Path(config.output).open("a", encoding="utf-8"))
+    with Path(config.output).open("a", encoding="utf-8") if config.output else nullcontext(sys.stdout) as out:
         while chunk := list(islice(rows, CHUNK)):
             results = iter(predictor.predict([row for row in chunk if row is not None], index))
             for number, row in enumerate(chunk, done):
@@ -238,7 +240,8 @@ def embed(config: EmbedConfig) -> None:
     loaded = load(config.bundle)
     if Path(config.output).suffix != ".npy":
         raise UserError(f"output: {config.output} should end in .npy, which numpy.load reads")
-    texts = texts_to_predict(config, TaskConfig(name="retrieval", source_column=config.column))
+    column = TaskConfig(name="retrieval", source_column=config.column)
+    texts = texts_to_predict(config, column, ": choose one with --column")
     parts = []
     while chunk := list(islice(texts, CHUNK)):
         parts.append(loaded.embed([row.source for row in chunk if row is not None], config.batch_size))
@@ -249,7 +252,7 @@ def embed(config: EmbedConfig) -> None:
     say(f"{config.output}: {sum(map(len, parts)):,} vectors of {parts[0].shape[1]}")
 
 
-def texts_to_predict(config: TextsConfig, task: TaskConfig) -> Iterator[Row | None]:
+def texts_to_predict(config: TextsConfig, task: TaskConfig, choose: str) -> Iterator[Row | None]:
     """The texts that were typed, or those of a file or of standard input, one after the other."""
     if config.texts:
         return iter([Row(text) for text in config.texts])
@@ -258,7 +261,7 @@ def texts_to_predict(config: TextsConfig, task: TaskConfig) -> Iterator[Row | No
     path = Path(config.input)
     if path.suffix == ".txt":
         return (Row(line.rstrip("\n")) for line in path.open(encoding="utf-8", errors="replace") if line.strip())
-    return stream(config.input, row_maker(task, answers=False), config.on_error == "skip")
+    return stream(config.input, row_maker(task, choose, answers=False), config.on_error == "skip")
 
 
 def result_row(number: int, row: Row | None, results: Iterator[Any], labels: list[str], top: int) -> dict[str, Any]:
@@ -281,10 +284,12 @@ def pass_over(path: Path, rows: Iterator[Row | None]) -> int:
         return 0
     with path.open("r+b") as opened:
         for line in opened:
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n") and line[:8] == b'{"row": '[: len(line)]:
                 break
             row = next(rows, None)
-            if json.loads(line).get("source") != (row.source if row else None):
+            with described(path, "it holds no predictions: choose another --output"):
+                source = json.loads(line).get("source")
+            if source != (row.source if row else None):
                 raise UserError(f"{path}: holds results of other texts; choose another --output or delete it")
             done, end = done + 1, end + len(line)
         opened.truncate(end)

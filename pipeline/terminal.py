@@ -1,9 +1,12 @@
 """What people see: notes and progress on standard error, tables and results on standard output."""
 
+import os
+import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,7 +16,7 @@ from rich.text import Text
 
 def note(message: str) -> None:
     """One line of what is going on."""
-    sys.stderr.write(message.replace("\n", " ") + "\n")
+    write_line(sys.stderr, message.replace("\n", " "))
 
 
 def warn(message: str) -> None:
@@ -23,7 +26,24 @@ def warn(message: str) -> None:
 
 def say(text: str) -> None:
     """A result."""
-    sys.stdout.write(text + "\n")
+    write_line(sys.stdout, text)
+
+
+def write_line(stream: TextIO, text: str) -> None:
+    """Write a line; where its reader has left, the work goes on without one."""
+    try:
+        stream.write(text + "\n")
+    except BrokenPipeError:
+        is_closed(stream)
+
+
+def is_closed(stream: TextIO) -> bool:
+    """Whether the reader of a stream has left; what is written to it from then on goes nowhere."""
+    watched = select.poll()
+    watched.register(stream.fileno(), 0)
+    if closed := bool(watched.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return closed
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -53,6 +53,14 @@ def test_a_bundle_is_complete_only_with_its_record(
     assert not (tmp_path / "meta.json").exists()
 
 
+def test_a_machine_without_git_saves_bundles_too(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    save_bundle(make(tokenizer), tmp_path / "bundle")
+    assert load_bundle(tmp_path / "bundle").meta["git_commit"] is None
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [

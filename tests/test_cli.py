@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.configuration import fields_of
+from pipeline.configuration import fields_of, parse_words
 from pipeline.errors import UserError
 from tests.novels import novel
 
@@ -91,18 +91,24 @@ KNOWN = {"corpus": list[str], "limit": int | None, "clean": bool, "name": str, "
     ],
 )
 def test_words_become_values(words: str, expected: dict[str, list[str]]) -> None:
-    assert cli.parse_words(words.split(), ["corpus"], KNOWN) == expected
+    assert parse_words(words.split(), ["corpus"], KNOWN) == expected
 
 
 def test_several_configs_after_one_option() -> None:
-    assert cli.parse_words(["--config", "a", "b"], [], KNOWN) == {"config": ["a", "b"]}
+    assert parse_words(["--config", "a", "b"], [], KNOWN) == {"config": ["a", "b"]}
 
 
 def test_words_go_to_positional_fields_in_order() -> None:
-    typed = cli.parse_words(["x", "--limit", "3", "a", "b"], ["name", "corpus"], KNOWN)
+    typed = parse_words(["x", "--limit", "3", "a", "b"], ["name", "corpus"], KNOWN)
     assert typed == {"name": ["x"], "limit": ["3"], "corpus": ["a", "b"]}
     with pytest.raises(UserError, match="'y': more than this command takes"):
-        cli.parse_words(["x", "y"], ["name"], KNOWN)
+        parse_words(["x", "y"], ["name"], KNOWN)
+
+
+def test_a_pair_of_numbers_is_typed_like_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    for values in (["0.8", "0.95"], ["[0.8, 0.95]"]):
+        assert run("pretrain", "--data.corpus", "x", "--optim.betas", *values, "--print_config") == 0
+        assert "betas:\n  - 0.8\n  - 0.95\n" in capsys.readouterr().out
 
 
 def test_options_win_over_configs_wherever_they_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +133,7 @@ def test_options_win_over_configs_wherever_they_stand(tmp_path: Path, capsys: py
         ("tokenizer train --kind bpf", "wordpiece, character, byte, not 'bpf'; did you mean 'bpe'?"),
         ("tokenizer train --lowercase=maybe", "lowercase must be true or false, not 'maybe'"),
         ("corpus inspect x --limit 0", "limit: 0 documents"),
+        ("compare --tasks x --task_options.optim.lr 1", """with dots as one value: --task_options '{optim.lr: "…"}'"""),
         ("corpus inspect x --validation_fraction 0.9 --test_fraction 0.1", "leave something to train on"),
         ("corpus inspect x --workers -2", "workers: -2 is negative"),
         ("corpus inspect --corpus []", "corpus: nothing to read"),
@@ -205,6 +212,35 @@ def test_novels_to_tokenizer_to_store(novels: Path, tmp_path: Path) -> None:
     again = triptych("prepare", "--config", store / "config.yaml", "--workers", "1")
     assert (store / "config.yaml").read_text() == made_by
     assert again.returncode == 0 and str(store) in again.stdout
+
+
+def test_work_goes_on_when_nobody_reads_along(novels: Path, tmp_path: Path) -> None:
+    """As under `2>&1 | tee` when tee dies; python -u writes every line at once."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    words = ["tokenizer", "train", "--corpus", novels, "--kind", "byte", "--output", tmp_path / "byte"]
+    command = [sys.executable, "-u", "-m", "pipeline", *map(str, words)]
+    done = subprocess.run(command, stdout=write_end, stderr=write_end, cwd=PROJECT, timeout=120)
+    os.close(write_end)
+    assert done.returncode == 0 and (tmp_path / "byte" / "meta.json").is_file()
+
+
+@pytest.mark.parametrize(("raised", "code"), [("sys.stdout.write('x' * 10**6)", 0), ("raise BrokenPipeError", 1)])
+def test_only_a_reader_who_has_seen_enough_ends_a_command_well(raised: str, code: int) -> None:
+    program = f"""
+import sys
+from pipeline import cli, stages
+def end(_):
+    {raised}
+stages.list_data = end
+sys.exit(cli.main(["data", "list"]))
+"""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    out = subprocess.DEVNULL if code else write_end
+    done = subprocess.run([sys.executable, "-c", program], stdout=out, stderr=subprocess.PIPE, text=True)
+    os.close(write_end)
+    assert done.returncode == code and done.stderr.startswith("error: " if code else "")
 
 
 def test_a_tokenizer_in_the_way_is_never_overwritten(

@@ -8,7 +8,9 @@ from pipeline import cli
 from pipeline.bundle import Bundle, make_model, save_bundle
 from pipeline.config import GenerationConfig
 from pipeline.data.config import TokenizerConfig
-from pipeline.inference import load
+from pipeline.data.tasks import Row
+from pipeline.errors import UserError
+from pipeline.inference import load, pass_over
 from pipeline.model.config import Family, ModelConfig, resolve
 from pipeline.tokenizer import train
 
@@ -43,6 +45,35 @@ def test_no_piece_ends_within_a_character() -> None:
     for byte in "a“é".encode():
         pieces(byte)
     assert [piece for piece in shown if piece] == ["a", "“", "é"]
+
+
+@pytest.mark.parametrize("content", ["some notes\nof mine\n", "some notes", "[1]\n"])
+def test_a_file_without_predictions_is_not_gone_on_with(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"notes.txt: .* it holds no predictions: choose another --output"):
+        pass_over(path, iter([Row("a"), Row("b")]))
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("cut", ['{"row": 1, "sou', '{"r', ""])
+def test_a_last_prediction_that_was_cut_off_is_made_again(tmp_path: Path, cut: str) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"row": 0, "source": "a", "text": "x"}\n' + cut)
+    rows = iter([Row("a"), Row("b")])
+    assert pass_over(path, rows) == 1 and next(rows) == Row("b")
+    assert path.read_text() == '{"row": 0, "source": "a", "text": "x"}\n'
+
+
+def test_embed_names_its_own_key_for_a_missing_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "rows.jsonl"
+    table.write_text('{"body": "x"}\n')
+    tokenizer = train(["x"], TokenizerConfig(kind="byte"))
+    model = make_model(resolve(ModelConfig(family="encoder", size="tiny", width=32)), tokenizer.vocab_size)
+    save_bundle(Bundle(model, tokenizer), tmp_path / "bundle")
+    command = ["embed", str(tmp_path / "bundle"), "--input", str(table), "--output", str(tmp_path / "x.npy")]
+    assert cli.main(command) == 2
+    assert capsys.readouterr().err.endswith("row 1: no column 'text'; it has body: choose one with --column\n")
 
 
 def test_the_command_streams_on_a_terminal_or_when_asked(

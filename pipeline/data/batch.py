@@ -48,13 +48,11 @@ class Batch:
 
     def states(self, model: "Model") -> Tensor:
         """Run a model: the states of its decoder, or of its encoder if it is alone."""
-        memory = None
-        if self.source_BS is not None:
-            memory = model.encode(self.source_BS, self.source_real_BS)
+        memory = None if self.source_BS is None else model.encode(self.source_BS, self.source_real_BS)
         if self.inputs_BT is None:
             assert memory is not None
             return memory.states_BSC
-        return model.decode(self.inputs_BT, self.inputs_real_BT, memory, self.prefix_B)
+        return model.decode(self.inputs_BT, None, memory, self.prefix_B)  # padding on the right is seen by none
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """The same batch on another device."""

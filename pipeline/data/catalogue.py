@@ -9,7 +9,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -106,10 +106,11 @@ def intact(entry: Entry, folder: Path) -> bool:
 
 def recorded(folder: Path) -> dict[str, Any]:
     """What was written about a folder when it was made, or nothing."""
-    try:
-        return dict(read_json(folder / "meta.json"))
-    except (FileNotFoundError, UserError):
-        return {}
+    with suppress(FileNotFoundError, UserError):
+        record = read_json(folder / "meta.json")
+        if isinstance(record, dict) and all(isinstance(record.get(key), dict) for key in ("source", "files")):
+            return record
+    return {}
 
 
 def identity(entry: Entry) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import codecs
 import re
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -160,8 +160,7 @@ def without_notices(lines: list[str]) -> tuple[list[str], int]:
         return lines, 0
     kept: list[str] = []
     notice: list[str] = []
-    state = "text"
-    begun = False
+    state, begun = "text", False
     for position, line in enumerate(lines):
         if TEXT_BEGINS.match(line):
             if state != "notice" and not begun and position < HEADER_LINES:
@@ -185,8 +184,7 @@ def without_notices(lines: list[str]) -> tuple[list[str], int]:
 
 def text_in(notice: list[str], certain: bool = True) -> list[str]:
     """What a stretch after an end mark holds besides the notice: nothing, unless it is too long or all there is."""
-    length = 0
-    last = 0
+    length = last = 0
     for position, line in enumerate(notice):
         length += len(line) + 1
         if length > LICENCE_CHARACTERS:
@@ -213,8 +211,7 @@ def unwrapped(lines: list[str]) -> tuple[list[str], int]:
     if not width:
         return lines, 0
     result: list[str] = []
-    joined = 0
-    blanks = 0
+    joined = blanks = 0
     for block in blocks:
         if not block:
             blanks += 1
@@ -274,14 +271,7 @@ def joined_paragraphs(block: list[str], width: int) -> list[str]:
 def paragraphs(lines: list[str]) -> list[list[str]]:
     """Runs of lines that are not blank; each blank line is an empty run."""
     blocks: list[list[str]] = []
-    open_block = False
-    for line in lines:
-        if not line.strip():
-            blocks.append([])
-            open_block = False
-        elif open_block:
-            blocks[-1].append(line)
-        else:
-            blocks.append([line])
-            open_block = True
+    for is_text, run in groupby(lines, key=lambda line: bool(line.strip())):
+        block = list(run)
+        blocks += [block] if is_text else [[] for _ in block]
     return blocks

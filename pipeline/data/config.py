@@ -189,8 +189,31 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskDataConfig:
-    """The rows of a task, and how they become batches."""
+class BatchConfig:
+    """The tokenizer of a run, and its batches."""
+
+    tokenizer: str | None = None
+    """The folder of a tokenizer, for models that start from scratch; else one is trained on the training text."""
+    new_tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    """How a tokenizer is trained if none is named."""
+    batch_size: int = 32
+    """Windows, or rows of a task, for each optimizer step, over all devices."""
+    micro_batch_size: int | None = None
+    """Windows or rows that one device computes at a time; by default its whole share of the batch."""
+    loader_workers: int = 0
+    """Processes that make batches; 0 makes them where the model trains."""
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "sequence_length", "target_length", "batch_size", "batch_tokens", "micro_batch_size"):
+            if (value := getattr(self, name, None)) is not None and value < 1:
+                raise UserError(f"data.{name}: {value} must be at least 1")
+        if self.loader_workers < 0:
+            raise UserError(f"data.loader_workers: {self.loader_workers} must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRowsConfig:
+    """The rows of a task."""
 
     train: str | None = None
     """A table (.jsonl .csv .tsv .parquet), hf:NAME, a name from `triptych data list`, which has all splits, or for
@@ -203,29 +226,21 @@ class TaskDataConfig:
     """Train on so many rows, drawn by the seed."""
     on_error: Literal["fail", "skip"] = "fail"
     """What to do with a row that is missing a column, is empty or has the wrong type."""
-    tokenizer: str | None = None
-    """The folder of a tokenizer, for models that start from scratch; else one is trained on the training rows."""
-    new_tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """How a tokenizer is trained if none is named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDataConfig(BatchConfig, TaskRowsConfig):
+    """The rows of a task, and how they become batches."""
+
     sequence_length: int = 256
     """The most tokens of a source; more are cut off at its end."""
     target_length: int = 64
     """The most tokens of a target, its end included."""
-    batch_size: int = 32
-    """Rows for each optimizer step, over all devices."""
     batch_tokens: int | None = None
     """Instead of batch_size: as many rows of similar length as have so many tokens, padding included."""
-    micro_batch_size: int | None = None
-    """Rows that one device computes at a time; by default its whole share of the batch."""
-    loader_workers: int = 0
-    """Processes that make batches; 0 makes them where the model trains."""
 
     def __post_init__(self) -> None:
-        for name in ("limit", "sequence_length", "target_length", "batch_size", "batch_tokens", "micro_batch_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UserError(f"data.{name}: {getattr(self, name)} must be at least 1")
-        if self.loader_workers < 0:
-            raise UserError(f"data.loader_workers: {self.loader_workers} must not be negative")
+        super().__post_init__()
         if self.batch_tokens is not None and self.micro_batch_size is not None:
             raise UserError("data.micro_batch_size: batches by tokens have no fixed number of rows; leave it out")
 

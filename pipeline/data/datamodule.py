@@ -150,7 +150,7 @@ class PretrainExamples(Dataset[Example]):
         step, epoch, sample = key
         objective = current(self.objective, step / self.total_steps)
         generator = np.random.default_rng((self.seed, epoch, sample))
-        return make_example(self.windows[sample].ids, self.family, objective, self.vocabulary, generator)
+        return make_example(self.windows[sample], self.family, objective, self.vocabulary, generator)
 
 
 def train_loader(
@@ -167,17 +167,15 @@ def train_loader(
     )
 
 
-def held_out(
-    windows: Windows, family: Family, objective: ObjectiveConfig, vocabulary: Vocabulary, count: int
-) -> "HeldOut":
-    """Examples to validate on, spread evenly over the text; the same ones with the same masks at every call."""
-    chosen = np.unique(np.linspace(0, len(windows) - 1, min(count or len(windows), len(windows))).astype(int))
-    return HeldOut(windows, family, objective, vocabulary, [int(number) for number in chosen])
+def spread(total: int, count: int) -> list[int]:
+    """So many numbers below a total, evenly taken from all; 0 is all."""
+    chosen: list[int] = np.linspace(0, total - 1, min(count or total, total)).astype(int).tolist()
+    return chosen
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Pinned examples."""
+    """Examples to validate on, the same ones with the same masks at every call."""
 
     windows: Windows
     family: Family
@@ -187,7 +185,7 @@ class HeldOut:
 
     def example(self, number: int) -> Example:
         """The example of a window; what is continued is always its second half."""
-        ids = self.windows[number].ids
+        ids = self.windows[number]
         split = len(ids) // 2 if self.objective.name == "prefix" and len(ids) > 1 else None
         generator = np.random.default_rng((0, number))
         return make_example(ids, self.family, self.objective, self.vocabulary, generator, split=split)

@@ -96,13 +96,9 @@ def overlaps(samples: Sequence[Hashes]) -> list[Overlap]:
             break
         codes.append(owners[:-lag][equal] * len(samples) + owners[lag:][equal])
     pairs, counts = np.unique(np.concatenate(codes), return_counts=True) if codes else ((), ())
-    found = []
-    for code, shared in zip(pairs, counts, strict=True):
-        first, second = divmod(int(code), len(samples))
-        overlap = compare(first, second, samples) if shared >= FEWEST_SHARED else None
-        if overlap:
-            found.append(overlap)
-    return found
+    often = [int(code) for code, shared in zip(pairs, counts, strict=True) if shared >= FEWEST_SHARED]
+    found = (compare(*divmod(code, len(samples)), samples) for code in often)
+    return [overlap for overlap in found if overlap]
 
 
 def compare(first: int, second: int, samples: Sequence[Hashes]) -> Overlap | None:

@@ -8,13 +8,13 @@ from pipeline.terminal import note, print_table
 from pipeline.tokenizer import Measure, Tokenizer
 
 ROWS_SHOWN = 50
+DOCUMENT = ("document", "split", "words", "bytes", "language", "cleaned", "dropped because")
 
 
 def print_corpus(corpus: Corpus) -> None:
     """Print every document and its fate, then the splits."""
     shown = corpus.entries[:ROWS_SHOWN]
-    header = ("document", "split", "words", "bytes", "language", "cleaned", "dropped because")
-    print_table("Documents", header, [document_row(entry) for entry in shown])
+    print_table("Documents", DOCUMENT, [document_row(entry) for entry in shown])
     if len(corpus.entries) > ROWS_SHOWN:
         note(f"… and {len(corpus.entries) - ROWS_SHOWN:,} more documents")
         print_dropped(corpus.entries[ROWS_SHOWN:])
@@ -37,24 +37,17 @@ def print_splits(corpus: Corpus) -> None:
 
 def print_tokenizers(title: str, measured: list[tuple[str, Tokenizer, Measure]]) -> None:
     """Print what tokenizers make of a text."""
-    header = (
-        "tokenizer",
-        "kind",
-        "vocabulary",
-        "tokens",
-        "bytes per token",
-        "tokens per word",
-        "unknown",
-        "fingerprint",
-    )
-    rows = [
-        (
-            name, tokenizer.kind, tokenizer.vocab_size, found.tokens, found.bytes_per_token, found.fertility,
-            f"{found.unknown_share:.3%}", tokenizer.fingerprint[:12],
-        )
-        for name, tokenizer, found in measured
-    ]  # fmt: skip
-    print_table(title, header, rows)
+    columns: dict[str, list[object]] = {
+        "tokenizer": [name for name, _, _ in measured],
+        "kind": [tokenizer.kind for _, tokenizer, _ in measured],
+        "vocabulary": [tokenizer.vocab_size for _, tokenizer, _ in measured],
+        "tokens": [found.tokens for _, _, found in measured],
+        "bytes per token": [found.bytes_per_token for _, _, found in measured],
+        "tokens per word": [found.fertility for _, _, found in measured],
+        "unknown": [f"{found.unknown_share:.3%}" for _, _, found in measured],
+        "fingerprint": [tokenizer.fingerprint[:12] for _, tokenizer, _ in measured],
+    }
+    print_table(title, list(columns), list(zip(*columns.values(), strict=True)))
 
 
 def print_store(store: Store) -> None:
@@ -72,8 +65,7 @@ def print_store(store: Store) -> None:
 def print_dropped(entries: list[Entry]) -> None:
     dropped = [document_row(entry) for entry in entries if entry.dropped]
     if dropped:
-        header = ("document", "split", "words", "bytes", "language", "cleaned", "dropped because")
-        print_table("Dropped among them", header, dropped[:ROWS_SHOWN])
+        print_table("Dropped among them", DOCUMENT, dropped[:ROWS_SHOWN])
 
 
 def document_row(entry: Entry) -> tuple[object, ...]:

@@ -12,6 +12,7 @@ from unicodedata import category
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Generator
 
 from pipeline.data.config import LONGEST_SPAN, OBJECTIVES, Objective, ObjectiveConfig, check_objective
 from pipeline.data.shard import Ids, Integers
@@ -52,7 +53,7 @@ def make_example(
     family: Family,
     objective: ObjectiveConfig,
     vocabulary: "Vocabulary",
-    generator: np.random.Generator,
+    generator: Generator,
     split: int | None = None,
 ) -> Example:
     """Turn a window into an example, by the settings that `current` gives for a moment of the run.
@@ -118,7 +119,7 @@ def continue_source(ids: Integers, split: int, vocabulary: "Vocabulary") -> Exam
 
 
 def mask_tokens(
-    ids: Integers, family: Family, objective: ObjectiveConfig, vocabulary: "Vocabulary", generator: np.random.Generator
+    ids: Integers, family: Family, objective: ObjectiveConfig, vocabulary: "Vocabulary", generator: Generator
 ) -> Example:
     """Predict masked tokens: an encoder where they stand, a decoder one position before (GPT-BERT)."""
     mask = needed(vocabulary.mask, "mask")
@@ -140,7 +141,7 @@ def mask_tokens(
 
 
 def choose_places(
-    ids: Integers, objective: ObjectiveConfig, vocabulary: "Vocabulary", generator: np.random.Generator
+    ids: Integers, objective: ObjectiveConfig, vocabulary: "Vocabulary", generator: Generator
 ) -> Integers:
     """Draw units at random until the rate is met, and say where their tokens stand; special tokens are in none."""
     maskable = np.flatnonzero(vocabulary.is_ordinary[ids])
@@ -156,11 +157,7 @@ def choose_places(
 
 
 def number_units(
-    places: Integers,
-    ids: Integers,
-    objective: ObjectiveConfig,
-    vocabulary: "Vocabulary",
-    generator: np.random.Generator,
+    places: Integers, ids: Integers, objective: ObjectiveConfig, vocabulary: "Vocabulary", generator: Generator
 ) -> Integers:
     """The unit of each token, numbered from 0; what stands between tokens ends a unit."""
     if objective.unit == "token":
@@ -192,9 +189,7 @@ def length_chances(mean: float) -> npt.NDArray[np.float64]:
 # --- Spans -------------------------------------------------------------------------------------------------------
 
 
-def cut_spans(
-    ids: Integers, objective: ObjectiveConfig, vocabulary: "Vocabulary", generator: np.random.Generator
-) -> Example:
+def cut_spans(ids: Integers, objective: ObjectiveConfig, vocabulary: "Vocabulary", generator: Generator) -> Example:
     """Predict spans that were cut out, each of which left a sentinel behind (T5).
 
     T5's counts are of ordinary tokens. A special token within a span stays and makes two spans of it; even so the
@@ -235,7 +230,7 @@ def count_spans(length: int, rate: float, mean: float, sentinels: int) -> tuple[
     return noise, spans
 
 
-def draw_noise(length: int, noise: int, spans: int, generator: np.random.Generator) -> Booleans:
+def draw_noise(length: int, noise: int, spans: int, generator: Generator) -> Booleans:
     """Draw which tokens are cut out: kept and cut pieces in turn, the first of them kept, as in T5."""
     if not spans:
         return np.zeros(length, np.bool_)
@@ -243,7 +238,7 @@ def draw_noise(length: int, noise: int, spans: int, generator: np.random.Generat
     return np.repeat(np.tile([False, True], spans), np.stack(pieces, axis=1).ravel())
 
 
-def random_parts(total: int, parts: int, generator: np.random.Generator) -> Integers:
+def random_parts(total: int, parts: int, generator: Generator) -> Integers:
     """The sizes of so many parts of a total, none of them empty, all ways to cut it equally likely."""
     cuts = np.sort(generator.choice(total - 1, parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=total)
@@ -265,7 +260,6 @@ def apart(ids: Integers, noise: Booleans, sentinels: Integers) -> tuple[Integers
 class Vocabulary:
     """What objectives need to know of a tokenizer; small, so that it travels to other processes."""
 
-    size: int
     begin: int | None
     """What a decoder reads first: the begin token, or padding where there is none, as in T5."""
     end: int | None
@@ -291,7 +285,6 @@ class Vocabulary:
                 begins[number], ends[number] = word_limits(tokenizer, token, number)
         begin = tokenizer.find("begin")
         return cls(
-            size=tokenizer.vocab_size,
             begin=tokenizer.find("pad") if begin is None else begin,
             end=tokenizer.find("end"),
             class_=tokenizer.find("class"),

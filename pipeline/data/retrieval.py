@@ -98,7 +98,7 @@ def read_judged(file: Path, queries: Mapping[str, str], documents: Documents, sk
         for name, known, place in ((query, queries, QUERIES), (document, documents.texts, CORPUS)):
             if name not in known:
                 raise UserError(f"{name!r} is not in {place}")
-        if not isinstance(grade, str) or not grade.strip().removeprefix("-").isdigit():
+        if not isinstance(grade, str) or not grade.strip().removeprefix("-").isdecimal():
             raise UserError(f"column 'score' holds {grade!r:.40}, which is no whole number")
         judged.setdefault(query, {})[document] = int(grade)
         return query

@@ -5,6 +5,7 @@ import importlib.util
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,9 @@ def read_task(task: TaskConfig, data: TaskDataConfig, seed: int) -> Rows:
         raise UserError(f"data.train: task {task.name} needs rows to learn from or a name from `triptych data list`")
     files = {"train": data.train, "validation": data.validation, "test": data.test}
     if data.train in catalogue.ENTRIES:
+        holds = catalogue.ENTRIES[data.train].kind
+        if holds == "corpus" or (holds == "retrieval") != (kind == "retrieval"):
+            raise UserError(f"data.train: {data.train} is for {holds}, not for {task.name}; see `triptych data list`")
         folder = catalogue.get(data.train)
         for split, name in (("train", "train"), ("validation", "dev"), ("test", "test")):
             if split == "train" or files[split] is None:
@@ -67,7 +71,8 @@ def read_task(task: TaskConfig, data: TaskDataConfig, seed: int) -> Rows:
     if kind == "retrieval":
         splits = read_splits(files, skip)
     else:
-        splits = {split: read_rows(file, task, skip) if file else [] for split, file in files.items()}
+        choose = ": choose one with --task.{role}_column"
+        splits = {split: read_rows(file, task, skip, choose) if file else [] for split, file in files.items()}
     if not splits["validation"] and kind != "retrieval":
         warn("no validation rows: a tenth of the training rows is held out, by the hash of their text")
         splits["train"], splits["validation"] = divided(splits["train"])
@@ -93,15 +98,15 @@ def with_known_labels(rows: list[Row], labels: list[str], file: str, skip: bool)
     return [row for number, row in enumerate(rows) if number not in unknown]
 
 
-def read_rows(file: str, task: TaskConfig, skip: bool) -> list[Row]:
-    """The rows of a table."""
-    return converted(file, row_maker(task), skip)
+def read_rows(file: str, task: TaskConfig, skip: bool, choose: str) -> list[Row]:
+    """The rows of a table; where it lacks a column, `choose` says how this command can be told of another."""
+    return converted(file, row_maker(task, choose), skip)
 
 
-def row_maker(task: TaskConfig, answers: bool = True) -> Callable[[Columns], Row]:
+def row_maker(task: TaskConfig, choose: str, answers: bool = True) -> Callable[[Columns], Row]:
     """What makes a row of a task from the columns of a table, by the user's own function where there is one."""
     if task.function is None:
-        return lambda columns: as_row(columns, task, column_names(task), answers)
+        return partial(as_row, task=task, names=column_names(task), answers=answers, choose=choose)
     change, names = own_function(task.function), {name: name for name in ("source", "target", "label", "references")}
 
     def make(columns: Columns) -> Row:
@@ -133,19 +138,19 @@ def own_function(place: str) -> Callable[[Columns], Any]:
     return found
 
 
-def as_row(columns: Columns, task: TaskConfig, names: dict[str, str], answers: bool) -> Row:
+def as_row(columns: Columns, task: TaskConfig, names: dict[str, str], answers: bool, choose: str = "") -> Row:
     """A row of a task from the columns of a table."""
-    source = text_of(columns, names["source"], "source")
+    source = text_of(columns, names["source"], "source", choose)
     if not answers:
         return Row(source)
     if TASKS[task.name].kind == "classification":
         value = columns.get(names["label"])
         if value in (None, "") or isinstance(value, list | dict) or (isinstance(value, float) and value != value):
-            raise UserError(missing(columns, names["label"], "label"))
+            raise UserError(missing(columns, names["label"], "label", choose))
         return Row(source, label=str(int(value) if isinstance(value, bool) else value))
-    target = text_of(columns, names["target"], "target")
+    target = text_of(columns, names["target"], "target", choose).strip()  # as what models write is
     several = columns.get(names.get("references", ""), None)
-    good = tuple(text for text in several if isinstance(text, str)) if isinstance(several, list) else ()
+    good = tuple(text.strip() for text in several if isinstance(text, str)) if isinstance(several, list) else ()
     return Row(source, target, references=good)
 
 
@@ -160,28 +165,30 @@ def column_names(task: TaskConfig) -> dict[str, str]:
     return TASKS[task.name].columns | {name: column for name, column in given.items() if column}
 
 
-def text_of(columns: Columns, name: str, role: str) -> str:
+def text_of(columns: Columns, name: str, role: str, choose: str) -> str:
     value = columns.get(name)
     if not isinstance(value, str):
-        raise UserError(missing(columns, name, role))
+        raise UserError(missing(columns, name, role, choose))
     value = without_surrogates(value)
     if not value.strip():
-        raise UserError(f"column {name!r} is empty; remove the row, or use --data.on_error skip")
+        raise UserError(f"column {name!r} is empty; remove the row, or skip such rows by on_error")
     return value
 
 
-def missing(columns: Columns, name: str, role: str) -> str:
+def missing(columns: Columns, name: str, role: str, choose: str) -> str:
     if name not in columns:
-        return f"no column {name!r}; it has {', '.join(map(str, columns))}: choose one with --task.{role}_column"
+        return f"no column {name!r}; it has {', '.join(map(str, columns))}{choose.format(role=role)}"
     return f"column {name!r} holds {columns[name]!r:.40}, which is no {role}"
 
 
 def divided(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Rows to learn from and rows held out by the hash of their text; a class is never held out as a whole."""
     held_out = [int.from_bytes(hashlib.sha256(row.source.encode()).digest()[:4]) % 10 == 0 for row in rows]
-    return (
-        [row for row, out in zip(rows, held_out, strict=True) if not out],
-        [row for row, out in zip(rows, held_out, strict=True) if out],
-    )
+    learnt = {row.label for row, out in zip(rows, held_out, strict=True) if not out}
+    parts: tuple[list[Row], list[Row]] = [], []
+    for row, out in zip(rows, held_out, strict=True):
+        parts[out and row.label in learnt].append(row)
+    return parts
 
 
 def limited(rows: list[Row], limit: int | None, seed: int) -> list[Row]:
@@ -203,7 +210,7 @@ def label_names(rows: Iterable[Row]) -> list[str]:
 
 
 def is_number(text: str) -> bool:
-    return text.removeprefix("-").replace(".", "", 1).isdigit()
+    return text.removeprefix("-").replace(".", "", 1).isdecimal()
 
 
 # --- Rows that are made up ---------------------------------------------------------------------------------------

@@ -32,17 +32,6 @@ def id_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
 
 
 @dataclass(frozen=True)
-class Document:
-    """A document: what it is called and how long it is."""
-
-    name: str
-    tokens: int
-    """Its ids, the end token included."""
-    bytes: int
-    """Its text in UTF-8."""
-
-
-@dataclass(frozen=True)
 class Shard:
     """A file of ids and what its header says: header, ids, two integers a document, the documents' names as JSON."""
 
@@ -141,14 +130,6 @@ class Stream:
         """Where documents begin and end: document `d` is the tokens from bound `d` up to bound `d + 1`."""
         sizes = np.concatenate([shard.document_sizes()[:, 0] for shard in self.shards])
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-
-    def documents(self) -> list[Document]:
-        """The documents, in the order of their tokens."""
-        return [
-            Document(name, tokens, size)
-            for shard in self.shards
-            for name, (tokens, size) in zip(shard.document_names(), shard.document_sizes().tolist(), strict=True)
-        ]
 
 
 def write_shard(

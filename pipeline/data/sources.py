@@ -43,10 +43,7 @@ class Source:
 
     def read(self, notes: Notes) -> str | None:
         """The document's text, decoded and cleaned; None when it is not text."""
-        if self.row is not None:
-            text: str | None = without_surrogates(self.row)
-        else:
-            text = decode(self.content(), notes)
+        text = decode(self.content(), notes) if self.row is None else without_surrogates(self.row)
         return clean(text, notes) if text and self.clean else text
 
     def content(self) -> bytes:
@@ -88,15 +85,13 @@ def argument_sources(argument: str, config: CorpusConfig) -> Iterator[Source]:
 
 def folder_sources(folder: Path, config: CorpusConfig) -> Iterator[Source]:
     """Everything readable below a folder, in path order; links are followed, loops are not."""
-    found = False
-    for path in sorted(files_below(folder)):
-        if readable_suffix(path.name):
-            found = True
-            yield from file_sources(path, path.relative_to(folder).as_posix(), config)
-    if not found:
+    paths = sorted(path for path in files_below(folder) if readable_suffix(path.name))
+    if not paths:
         raise UserError(
             f"{folder}: no text in this folder; it takes {', '.join((*TEXT_SUFFIXES, *TABLE_SUFFIXES))}, .gz and .zip"
         )
+    for path in paths:
+        yield from file_sources(path, path.relative_to(folder).as_posix(), config)
 
 
 def files_below(folder: Path) -> Iterator[Path]:

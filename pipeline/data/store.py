@@ -33,7 +33,6 @@ class Store:
     """The fingerprint of the text."""
     tokenizer: str
     """The fingerprint of the tokenizer."""
-    vocab_size: int
     streams: dict[Split, Stream]
 
     @classmethod
@@ -51,18 +50,13 @@ class Store:
                 split: Stream([listed_shard(path, made_with, record) for record in content["shards"]])
                 for split, content in manifest["splits"].items()
             }
-            return cls(path, manifest["corpus"], made_with, manifest["vocab_size"], streams)
+            return cls(path, manifest["corpus"], made_with, streams)
 
     def stream(self, split: Split) -> Stream:
         """The tokens of a split, which must have some."""
         if split not in self.streams:
             raise UserError(f"{self.path}: no {split} text in this store; hold out some books or a fraction for it")
         return self.streams[split]
-
-    def verify(self) -> None:
-        """Fail unless every shard is what was written, to the last bit."""
-        for stream in self.streams.values():
-            stream.verify()
 
 
 def prepare_store(corpus: Corpus, tokenizer_folder: Path, output: Path) -> Store:
@@ -83,7 +77,8 @@ def intact_store(folder: Path) -> Store | None:
     """The store in a folder if it is finished and every bit of it right."""
     with suppress(UserError):
         store = Store.open(folder)
-        store.verify()
+        for stream in store.streams.values():
+            stream.verify()
         return store
     return None
 
@@ -172,7 +167,8 @@ def make_store(folder: Path, corpus: Corpus, tokenizer: Tokenizer, tokenizer_fol
                 splits[split].append(shard)
                 advance(shard.text_bytes())
     finally:
-        remove_temporary_files(folder)  # of workers that were stopped, now or in an earlier run
+        for path in folder.glob(".*.tmp"):  # of workers that were stopped, now or in an earlier run
+            path.unlink()
     write_manifest(folder / MANIFEST, corpus, tokenizer, splits)
     return Store.open(folder)
 
@@ -186,11 +182,6 @@ def check_space(folder: Path, text_bytes: int, tokenizer: Tokenizer) -> None:
             f"{folder}: not enough disk: the store needs about {needed / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free; "
             "make room or choose another --output"
         )
-
-
-def remove_temporary_files(folder: Path) -> None:
-    for path in folder.glob(".*.tmp"):
-        path.unlink()
 
 
 def shard_jobs(folder: Path, corpus: Corpus, tokenizer_folder: Path, tokenizer: str) -> Iterator[Job]:

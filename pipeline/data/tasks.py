@@ -11,7 +11,6 @@ import numpy as np
 from pipeline.data.config import TaskConfig, TaskName
 from pipeline.data.objectives import IGNORED, Example
 from pipeline.data.shard import Integers
-from pipeline.errors import UserError
 from pipeline.files import fingerprint
 from pipeline.model.config import Architecture, Family
 from pipeline.tokenizer import Tokenizer
@@ -103,22 +102,24 @@ class Encoder:
         if kind != "text":
             return self.classified(row) if kind == "classification" else self.paired(row)
         target = self.limited(self.ids(row.target or ""), self.target_length - 1, "target")
-        source, inputs = self.question(row)
+        ids = self.limited(self.ids(row.source), self.source_length, "source")
+        source, inputs = self.asked(ids)
         end = self.tokenizer.id("end")
         inputs = [*inputs, *target]
-        read = len(inputs) + len(source or ())
+        raw = len(ids) + len(target)
         targets = [IGNORED] * (len(inputs) - len(target) - 1) + [*target, end]
-        prefix = len(inputs) - len(target) if self.both_ways else 0
-        return Example(
-            source=whole(source), inputs=whole(inputs), targets=np.array(targets), prefix=prefix, tokens=read
-        )
+        both_ways = self.model.family == "decoder" and self.model.prefix_attention == "bidirectional"
+        prefix = len(inputs) - len(target) if both_ways else 0
+        return Example(source=whole(source), inputs=whole(inputs), targets=np.array(targets), prefix=prefix, tokens=raw)
 
     def question(self, row: Row) -> tuple[list[int] | None, list[int]]:
         """What the encoder reads, if there is one, and what the decoder goes on from."""
+        return self.asked(self.limited(self.ids(row.source), self.source_length, "source"))
+
+    def asked(self, ids: list[int]) -> tuple[list[int] | None, list[int]]:
         first = [self.tokenizer.first]
         if self.task.tag:
             first.append(self.tokenizer.tag(self.task.tag))
-        ids = self.limited(self.ids(row.source), self.source_length, "source")
         if self.model.family == "decoder":
             return None, [*first, *ids, self.tokenizer.id("separator")]
         return [*ids, self.tokenizer.id("end")], first
@@ -162,19 +163,11 @@ class Encoder:
         return self.tokenizer.encode(text)
 
     def number(self, label: str) -> int:
-        if label not in self.labels:
-            known = ", ".join(self.labels[:10])
-            raise UserError(f"label {label!r}: not among those of the training rows ({known})")
         return self.labels.index(label)
 
     def limited(self, ids: list[int], length: int, role: str) -> list[int]:
         self.cut[role] += len(ids) > length
         return ids[:length]
-
-    @property
-    def both_ways(self) -> bool:
-        """Whether a decoder sees its source in both directions."""
-        return self.model.family == "decoder" and self.model.prefix_attention == "bidirectional"
 
 
 def whole(ids: Sequence[int] | None) -> Integers | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeline.bundle import Model
 from pipeline.errors import UserError
-from pipeline.files import replacing
+from pipeline.evaluation.pictures import save
 from pipeline.model.attention import attention_probabilities, visible
 from pipeline.model.generation import inference
 from pipeline.tokenizer import Tokenizer
@@ -91,12 +91,14 @@ def labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 def draw_grid(maps: list[Map], head: int | None = None) -> Any:
     """A row for every layer, a map for every head: queries downwards and keys to the right, the darker the more."""
+    from matplotlib.figure import Figure
+
     chosen = range(len(maps[0].heads_HTS)) if head is None else [head - 1]
     width, height = (max(2.0, 0.17 * len(words)) for words in (maps[0].keys, maps[0].queries))
     single = head is not None and len(maps) == 1
     if single:
         width, height = (max(3.0, 0.34 * len(words)) for words in (maps[0].keys, maps[0].queries))
-    figure = new_figure(0.6 + len(chosen) * (width + 0.8), 0.4 + len(maps) * (height + 0.9))
+    figure = Figure((0.6 + len(chosen) * (width + 0.8), 0.4 + len(maps) * (height + 0.9)), layout="constrained")
     for row, one in enumerate(maps):
         for column, number in enumerate(chosen):
             axes = figure.add_subplot(len(maps), len(chosen), row * len(chosen) + column + 1)
@@ -121,15 +123,18 @@ def draw(axes: Any, weights_TS: Any, queries: Sequence[str], keys: Sequence[str]
 
 def draw_masks(tokens: Sequence[str], path: Path) -> Path:
     """Draw what each kind of mask lets each of some tokens see."""
+    from matplotlib.figure import Figure
+
     masks = example_masks(len(tokens))
     side = max(2.0, 0.2 * len(tokens))
-    figure = new_figure(len(masks) * (side + 0.6), side + 1.0)
+    figure = Figure((len(masks) * (side + 0.6), side + 1.0), layout="constrained")
     for column, (name, allowed_TS) in enumerate(masks.items()):
         axes = figure.add_subplot(1, len(masks), column + 1)
         keys = [token if seen else "<pad>" for token, seen in zip(tokens, allowed_TS.any(0), strict=True)]
         draw(axes, allowed_TS.numpy(), tokens[: len(allowed_TS)], keys)
         axes.set_title(name, fontsize=9)
-    return save(figure, path)
+    save(figure, path)
+    return path
 
 
 def example_masks(count: int) -> dict[str, Tensor]:
@@ -147,18 +152,3 @@ def example_masks(count: int) -> dict[str, Tensor]:
     rows = {name: int(half) if name.startswith("cross") else count for name in found}
     shown = {name: seen.allowed for name, seen in found.items() if seen.allowed is not None}
     return {name: allowed[0, 0].expand(rows[name], count) for name, allowed in shown.items()}
-
-
-def new_figure(width: float, height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def save(figure: Any, path: Path) -> Path:
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
-    return path

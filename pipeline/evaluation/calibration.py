@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,7 @@ from pipeline.evaluation.cell import Cell
 from pipeline.evaluation.matching import lengths
 from pipeline.evaluation.plan import read_base, vocabulary_size
 from pipeline.evaluation.study import Study, disk_bytes
+from pipeline.files import fingerprint
 from pipeline.model.config import resolve
 from pipeline.terminal import note, print_table, warn
 from pipeline.training.config import FinetuneConfig, PretrainConfig
@@ -47,7 +48,7 @@ class Estimate:
 def print_estimate(study: Study) -> None:
     """Print what the jobs of each kind take here, and what the whole study does."""
     groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in {cell.folder: cell for cell in (*study.pretraining(), *study.grid(), *study.cells())}.values():
+    for cell in study.jobs():
         groups.setdefault((cell.task or "pretraining", cell.candidate.name), []).append(cell)
     vocab_size = vocabulary_size(read_base(study.config, {}))
     rows: list[tuple[object, ...]] = []
@@ -55,7 +56,7 @@ def print_estimate(study: Study) -> None:
     with TemporaryDirectory() as folder:
         for (job, name), cells in groups.items():
             note(f"timing {job} of {name}")
-            found = estimate(cells[0], vocab_size, Run(Path(folder) / job))
+            found = estimate(cells[0], vocab_size, Path(folder))
             waiting = [cell for cell in cells if not cell.run.finished and study.is_mine(cell)]
             total += len(waiting) * found.seconds
             numbers = (found.steps, found.tokens, f"{found.flops:.2g}", in_time(found.seconds))
@@ -65,12 +66,14 @@ def print_estimate(study: Study) -> None:
     note(f"about {in_time(total)} in all, if nothing else runs on this machine")
 
 
-def estimate(cell: Cell, vocab_size: int, run: Run) -> Estimate:
-    """Time a job; all models of a task share a run, and so its tokenizer."""
+def estimate(cell: Cell, vocab_size: int, folder: Path) -> Estimate:
+    """Time a job; all models that learn from the same rows share a run, and so its tokenizer."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if isinstance(cell.config, PretrainConfig):
         return of_pretraining(cell.config, vocab_size, device)
-    return of_task(from_scratch(cell, cell.config, vocab_size), run, device)
+    config = from_scratch(cell, cell.config, vocab_size)
+    rows = fingerprint([asdict(config.task), asdict(config.data), config.seed])
+    return of_task(config, Run(folder / rows), device)
 
 
 def of_pretraining(config: PretrainConfig, vocab_size: int, device: torch.device) -> Estimate:
@@ -115,11 +118,13 @@ def of_task(config: FinetuneConfig, run: Run, device: torch.device) -> Estimate:
     parts = job.share.accumulation(job.steps.batch_size)
     step = parts * seconds_of_step(network, config, batches)
     held_out, samples = job.rows.validation, config.trainer.validation_samples
+    texts = list(held_out[0].documents.texts.values()) if held_out[0].documents else []
     begun = time.perf_counter()
-    job.predictor.predict(held_out[:ANSWERS])
-    answered = (time.perf_counter() - begun) / min(ANSWERS, len(held_out))
+    _: Any = job.predictor.embed(texts[:ANSWERS]) if texts else job.predictor.predict(held_out[:ANSWERS])
+    answered = (time.perf_counter() - begun) / min(ANSWERS, len(texts or held_out))
     validations = math.ceil(job.total_steps / config.trainer.validate_every)
     answers = validations * min(samples or len(held_out), len(held_out)) + len(held_out) + len(job.rows.test)
+    answers += len(texts) * (validations + 1 + bool(job.rows.test))  # which are embedded anew each time
     tokens = sum(example.tokens for example in job.examples.examples) * job.total_steps // job.steps.per_epoch
     flops = job.total_steps * parts * sum(training_flops(job.model, batch) for batch in batches) / len(batches)
     seconds = START_SECONDS + job.total_steps * step + answers * answered

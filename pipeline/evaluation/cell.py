@@ -16,7 +16,7 @@ from pipeline.training.config import FinetuneConfig, PretrainConfig
 from pipeline.training.run import Run, flat
 
 # What does not change what is learnt; a job is named by all the rest.
-UNHASHED = re.compile(r"(run_dir|resume|dry_run|init_from|tracking|data\.(stores|workers|loader_workers))\b.*")
+UNHASHED = re.compile(r"(run_dir|resume|dry_run|tracking|data\.(stores|workers|loader_workers))\b.*")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Cell:
     def folder(self) -> Path:
         """Named by all that decides what is learnt: settings, files and parent; others get another folder."""
         settings = {key: word for key, word in flat(asdict(self.config)).items() if not UNHASHED.fullmatch(key)}
+        if settings["init_from"] is None:
+            del settings["init_from"]  # folders of before it was hashed keep their names
         parent = self.parent.folder.name if self.parent else None
         return self.study / f"{self.name}-{fingerprint([settings, contents(self.config), parent])[:8]}"
 
@@ -52,13 +54,20 @@ class Cell:
     def run(self) -> Run:
         return Run(self.folder)
 
+    @property
+    def given_up(self) -> Path:
+        """Says that a learning rate was tried and diverged."""
+        return self.folder / "given-up.json"
+
     @cached_property
     def config(self) -> PretrainConfig | FinetuneConfig:
         """The settings, but for the folder and the start, which are named by them."""
-        model = {key for key in self.options if key.startswith("model.")} - {"model.family"}
-        rest = {key: word for key, word in self.options.items() if key not in model}
-        config: Any = read_settings(self.stage, self.files, tuple(rest.items()))
-        config = replace(config, seed=self.seed, **({"model": self.candidate.model} if model else {}))
+        later = () if self.parent else {key for key in self.options if key.startswith("model.")} - {"model.family"}
+        read = tuple((key, word) for key, word in self.options.items() if key not in later)
+        config: Any = replace(read_settings(self.stage, self.files, read), seed=self.seed)
+        if not self.parent:  # as the command has it: what the plan leaves open stays as the file says
+            planned = {key: value for key, value in asdict(self.candidate.model).items() if value is not None}
+            config = replace(config, model=replace(config.model, **planned))
         return config if self.rate is None else replace(config, optim=replace(config.optim, lr=self.rate))
 
     @property
@@ -85,6 +94,8 @@ def contents(config: PretrainConfig | FinetuneConfig) -> dict[str, str]:
     """The hashes of the files that a job reads: another text at the same place is another job."""
     named = {key: value for key, value in asdict(config.data).items() if key != "stores"}
     words = [word for value in named.values() for word in (value if isinstance(value, list) else [value])]
+    if isinstance(config, FinetuneConfig) and config.task.function:
+        words.append(config.task.function.rpartition(":")[0])
     return {word: found for word in words if isinstance(word, str) and (found := content_hash(word))}
 
 
@@ -99,11 +110,15 @@ def content_hash(pattern: str) -> str:
     return digest.hexdigest() if places else ""
 
 
+def meta_of(cell: Cell) -> dict[str, Any] | None:
+    """What the bundle of a finished job says of it, its metrics too."""
+    return read_json(cell.run.bundle / "meta.json") if cell.run.finished else None
+
+
 def result_of(cell: Cell) -> dict[str, Any] | None:
-    """What a finished job found: its metrics, and what it answered to every example with how good that is."""
-    if not cell.run.finished:
+    """The same with what the job answered to every example and how good that is."""
+    if (meta := meta_of(cell)) is None:
         return None
-    meta: dict[str, Any] = read_json(cell.run.bundle / "meta.json")
     split = "test" if (cell.folder / "test-predictions.jsonl").is_file() else "val"
     with (cell.folder / f"{split}-predictions.jsonl").open(encoding="utf-8") as lines:  # texts may hold U+2028
         return meta | {"split": split, "answers": [json.loads(line) for line in lines]}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.evaluation.cell import result_of
+from pipeline.evaluation.cell import meta_of
 from pipeline.evaluation.findings import Findings, Outcome, last_row
 from pipeline.evaluation.metrics import BY_LENGTH
 from pipeline.evaluation.study import Study
@@ -27,12 +27,10 @@ class Chart:
     """A figure of one or more panels beside each other."""
 
     def __init__(self, name: str, panels: int, width: float, height: float = 3.0) -> None:
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
 
         self.name, self.words = name, list[str]()
         self.figure = Figure(figsize=(max(width, LEAST_WIDTH), height), layout="constrained")
-        FigureCanvasSVG(self.figure)
         self.panels: list[Any] = [self.figure.add_subplot(1, panels, number + 1) for number in range(panels)]
         for axes in self.panels:
             axes.spines[["top", "right"]].set_visible(False)
@@ -101,9 +99,7 @@ def score_bars(findings: Findings) -> str:
             axes.plot([place] * len(one.values), one.values, "o", color=INK, markersize=2.5)
         axes.set_xticks([])
         axes.set_title(task, fontsize=10)
-        axes.set_ylabel(
-            f"{outcomes[0].metric} ({outcomes[0].unit})" if outcomes[0].scale == 100 else outcomes[0].metric
-        )
+        axes.set_ylabel(outcomes[0].measure)
         limit_scores(axes, outcomes[0], from_zero=True)
     chart.legend(findings.study, {one.name for one in findings.outcomes})
     return chart.svg("Scores of all models on all tasks as bars; the table below has the numbers")
@@ -169,21 +165,19 @@ def length_curves(findings: Findings) -> str:
 def by_length(outcome: Outcome) -> list[list[tuple[float, float]]]:
     """The scores of every length, seed by seed."""
     start = f"{outcome.split}/{BY_LENGTH}"
-    found = [result["metrics"] for cell in outcome.cells if (result := result_of(cell))]
-    return [
-        [(int(key.removeprefix(start)), 100 * metrics[key]) for key in sorted(metrics) if key.startswith(start)]
-        for metrics in found
-        if any(key.startswith(start) for key in metrics)
-    ]
+    found = [meta["metrics"].items() for cell in outcome.cells if (meta := meta_of(cell))]
+    runs = [[(int(key[len(start) :]), 100 * value) for key, value in one if key.startswith(start)] for one in found]
+    return [sorted(run) for run in runs if run]
 
 
 def draw_band(
     chart: Chart, axes: Any, study: Study, name: str, runs: list[list[tuple[float, float]]], unit: str
 ) -> None:
     """The mean over seeds with what lies between the lowest and the highest; every point says its numbers."""
-    length = min(map(len, runs), default=0)
-    if not length:
+    runs = [run for run in runs if run]  # a seed may not have begun
+    if not runs:
         return
+    length = min(map(len, runs))
     x, values = np.moveaxis(np.array([run[:length] for run in runs], np.float64), 2, 0)
     x, mean = x.mean(0), values.mean(0)
     colour, dash, _ = style(study, name)

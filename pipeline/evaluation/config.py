@@ -13,6 +13,11 @@ Rule = Literal["parameters", "flops", "tokens"]
 STUDY_KEYS = ("match", "start", "against")  # of a variant; all its other keys are settings of training
 
 
+def typed(value: object) -> str:
+    """A value of a setting as one would type it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 @dataclass(frozen=True)
 class Variant:
     """A model of a study as it is asked for."""
@@ -37,8 +42,8 @@ class StudyConfig:
     """The families to compare, every pair of them."""
     variants: dict[str, dict[str, str | int | float | bool | list[str]]] = field(default_factory=dict)
     """More models by name, each with the settings of its first training that differ, such as {model.family: recurrent,
-    model.alignment: dot}, and optionally `match` (it is not matched else), `against: [NAMES]` to be compared with, and
-    `start: NAME` of the model whose pretraining it takes."""
+    model.alignment: dot}, and optionally `match` (without it the model is not matched), `against: [NAMES]` to be
+    compared with, and `start: NAME` of the model whose pretraining it takes."""
     size: Size = "mini"
     """The size of the decoder, which the others are matched to."""
     match: Rule = "parameters"
@@ -96,6 +101,6 @@ class StudyConfig:
             told: Any = {key: given[key] for key in ("match", "start") if key in given}
             against = given.get("against", [])
             names = tuple(against) if isinstance(against, list) else (str(against),)
-            options = {key: json.dumps(value).strip('"') for key, value in given.items() if key not in STUDY_KEYS}
+            options = {key: typed(value) for key, value in given.items() if key not in STUDY_KEYS}
             found[name] = Variant(**told, against=names, options=options)
         return found

@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from pipeline.evaluation import statistics
 from pipeline.evaluation.cell import Cell, metric_of, result_of
-from pipeline.evaluation.plan import Candidate
+from pipeline.evaluation.plan import Candidate, plan_rows
 from pipeline.evaluation.study import Study
 
 SHARES = ("accuracy", "macro_f1", "exact_match", "mrr@10", "ndcg@10", "recall@100")  # from 0 to 1; shown as points
+SAMPLES = 3  # of every task, side by side
 Table = tuple[Sequence[str], list[tuple[object, ...]]]
 
 
@@ -94,6 +98,27 @@ class Findings:
         config = self.study.config
         default = f"{', '.join(self.study.candidates)}: which is better at what, at equal {config.match}?"
         return config.question or default
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """What differs, each with its task, and what failed."""
+        return [(pair.one.task, pair.sentence) for pair in self.pairs] + [("failed", line) for line in self.failed]
+
+    @cached_property
+    def tables(self) -> dict[str, Table]:
+        """All tables by their titles."""
+        return {
+            "Scores": score_rows(self.outcomes),
+            "Differences": difference_rows(self.pairs),
+            "What each model got": plan_rows(self.study.candidates, bool(self.study.config.pretrain)),
+            "What the jobs took": spent_rows(self),
+            "Where they disagree": disagreement_rows(self),
+        }
+
+    @cached_property
+    def samples(self) -> dict[str, Table]:
+        """The same examples of each task as every model answers them, with the score of each answer."""
+        return {task: sample_rows(outcomes) for task, outcomes in self.tasks.items()}
 
 
 def find(study: Study, failed: list[str]) -> Findings:
@@ -192,6 +217,18 @@ def spent_rows(findings: Findings) -> Table:
         )
         rows.append((job, name, len(cells), f"{step:,.0f}", f"{tokens:,.0f}", f"{flops:.3g}", f"{seconds:,.0f}"))
     return ("job", "model", "runs", "steps", "raw tokens", "FLOPs", "seconds"), rows
+
+
+def sample_rows(outcomes: list[Outcome]) -> Table:
+    """A few examples from the first to the last, a row for every model."""
+    count = min(len(one.answers) for one in outcomes)
+    chosen = np.linspace(0, count - 1, min(SAMPLES, count)).astype(int)
+    first = [outcomes[0].answers[number] for number in chosen]
+    rows: list[tuple[object, ...]] = [("expected", *(answer["expected"] for answer in first))]
+    for one in outcomes:
+        told = [one.answers[number] for number in chosen]
+        rows.append((one.name, *(f"({one.scale * answer['score']:.0f}) {answer['predicted']}" for answer in told)))
+    return (f"seed 1 ({outcomes[0].metric})", *(str(answer["source"]) for answer in first)), rows
 
 
 def last_row(cell: Cell) -> dict[str, Any]:

@@ -34,16 +34,18 @@ def cost_of(model: Architecture, vocab_size: int, window: int, objective: Object
 
 
 def lengths(model: Architecture, window: int, objective: ObjectiveConfig) -> tuple[int, int, int]:
-    """Source tokens, target tokens and predicted tokens that an objective makes of a window."""
-    name = objective.name or OBJECTIVES[model.family][0]
-    if model.family == "encoder":
-        return window + 1, 0, round(objective.rate * window)
-    if model.family == "decoder":
-        return 0, window, window if name != "masked" else round(objective.rate * window)
-    if name == "span":
-        source, target = span_lengths(window, objective.rate, objective.span_length)
+    """Source tokens, target tokens and predicted tokens that an objective makes of a window, on average over a run."""
+    rate = (objective.rate + (objective.final_rate or objective.rate)) / 2
+    parts = objective.schedule or {objective.name or OBJECTIVES[model.family][0]: 1.0}
+    if model.family == "encoder-decoder":
+        half = window // 2
+        sides = {"span": span_lengths(window, rate, objective.span_length), "prefix": (half + 1, window - half)}
+        source, target = (round(sum(share * sides[name][side] for name, share in parts.items())) for side in (0, 1))
         return source, target, target
-    return window // 2 + 1, window - window // 2, window - window // 2
+    hybrid = objective.causal_share + (1 - objective.causal_share) * rate
+    loss_shares = {"causal": 1.0, "prefix": 0.5, "masked": rate, "hybrid": hybrid}
+    predicted = round(window * sum(share * loss_shares[name] for name, share in parts.items()))
+    return (window + 1, 0, predicted) if model.family == "encoder" else (0, window, predicted)
 
 
 def recurrent_cost(model: Architecture, vocab_size: int, tokens: int) -> Cost:
@@ -66,11 +68,9 @@ def matched(
     """The settings of a family that cost what the reference decoder costs, to within a percent."""
     decoder = resolve(replace(reference, family="decoder"))
     own = replace(reference, family=family)  # type: ignore[arg-type]
-    if family == "decoder" or rule == "tokens":
+    goal, shape = value(cost_of(decoder, vocab_size, window, ObjectiveConfig(name="causal")), rule), resolve(own)
+    if rule == "tokens" or (family == "decoder" and value(cost_of(shape, vocab_size, window, objective), rule) == goal):
         return own
-    goal = value(cost_of(decoder, vocab_size, window, ObjectiveConfig(name="causal")), rule)
-
-    shape = resolve(own)
 
     def error(blocks: int, feed_forward: int) -> float:
         sides = split_blocks(own.family, blocks)

@@ -11,31 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.bundle import Bundle, load_bundle
 from pipeline.configuration import to_yaml
-from pipeline.data.config import TaskConfig
+from pipeline.data.objectives import Example
 from pipeline.data.tasks import TASKS, Encoder, Row
 from pipeline.evaluation import charts
 from pipeline.evaluation.attention_maps import Map, draw_grid, find_maps
-from pipeline.evaluation.cell import result_of
-from pipeline.evaluation.findings import (
-    Findings,
-    Outcome,
-    Pair,
-    Table,
-    difference_rows,
-    disagreement_rows,
-    example_gaps,
-    score_rows,
-    spent_rows,
-)
-from pipeline.evaluation.plan import plan_rows
+from pipeline.evaluation.cell import meta_of
+from pipeline.evaluation.findings import Findings, Outcome, Pair, Table, difference_rows, example_gaps, score_rows
 from pipeline.evaluation.study import Study
+from pipeline.inference import load
+from pipeline.model.recurrent import Recurrent
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
-SAMPLES = 3  # of every task, side by side
-MOST_LETTERS = 400  # of a text that is shown
 DRAWN_TOKENS = 24  # of a text whose attention is drawn
+MOST_LETTERS = 400  # of a text that is shown
 LONG = 40  # letters of a cell that is a text
 FEW_PAIRS = 6  # for which more examples are shown
 
@@ -70,9 +59,8 @@ def page(findings: Findings) -> str:
 def verdicts(findings: Findings) -> str:
     """What the study shows, in words, task by task, and what it does not show."""
     told: dict[str, list[str]] = {}
-    for about, sentence in [(pair.one.task, pair.sentence) for pair in findings.pairs]:
-        told.setdefault(about, []).append(sentence)
-    told |= {"failed": findings.failed} if findings.failed else {}
+    for about, line in findings.lines:
+        told.setdefault(about, []).append(line)
     boxes = []
     for about, lines in told.items():
         items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
@@ -111,9 +99,9 @@ def budgets(findings: Findings) -> str:
     study = findings.study
     ratio = "Ratios are to the decoder" if "decoder" in study.candidates else "Ratios are to the first model"
     words = f"{ratio}. Block parameters leave out embeddings, output, positions and heads."
-    spent = spent_rows(findings)
+    spent = findings.tables["What the jobs took"]
     taken = "<p>What the jobs took, the mean over seeds:</p>" + table(spent) if spent[1] else ""
-    return table(plan_rows(study.candidates, bool(study.config.pretrain))) + f"<p>{words}</p>" + taken
+    return table(findings.tables["What each model got"]) + f"<p>{words}</p>" + taken
 
 
 def curves(findings: Findings) -> str:
@@ -135,7 +123,7 @@ def costs(findings: Findings) -> str:
 
 def disagreements(findings: Findings) -> str:
     """How often, and the examples on which pairs differ most."""
-    counts = disagreement_rows(findings)
+    counts = findings.tables["Where they disagree"]
     if not counts[1]:
         return ""
     several = 2 if len(findings.pairs) <= FEW_PAIRS else 1
@@ -149,7 +137,7 @@ def examples(pair: Pair, count: int) -> str:
     rows: list[tuple[object, ...]] = []
     for number in dict.fromkeys(chosen):
         one, other = pair.one.answers[number], pair.other.answers[number]
-        texts = [cut(text) for text in (one["source"], one["expected"], one["predicted"], other["predicted"])]
+        texts = (one["source"], one["expected"], one["predicted"], other["predicted"])
         rows.append((*texts, pair.one.name if gaps[number] > 0 else pair.other.name))
     header = ("source", "expected", f"{pair.one.name}, seed 1", f"{pair.other.name}, seed 1", "better over seeds")
     title = f"<h3>{html.escape(pair.one.task)}: {html.escape(pair.one.name)} and {html.escape(pair.other.name)}</h3>"
@@ -157,19 +145,7 @@ def examples(pair: Pair, count: int) -> str:
 
 
 def samples(findings: Findings) -> str:
-    """The same examples as every model answers them, with the score of each answer."""
-    parts: list[str] = []
-    for task, outcomes in findings.tasks.items():
-        count = min(len(one.answers) for one in outcomes)
-        chosen = np.linspace(0, count - 1, min(SAMPLES, count)).astype(int)
-        first = [outcomes[0].answers[number] for number in chosen]
-        rows: list[tuple[object, ...]] = [("expected", *(cut(answer["expected"]) for answer in first))]
-        for one in outcomes:
-            told = [(one.answers[number]["predicted"], one.scale * one.answers[number]["score"]) for number in chosen]
-            rows.append((one.name, *(f"{cut(text)} ({score:.0f})" for text, score in told)))
-        header = (f"seed 1 ({outcomes[0].metric})", *(cut(answer["source"]) for answer in first))
-        parts.append(f"<h3>{html.escape(task)}</h3>{table((header, rows))}")
-    return "".join(parts)
+    return "".join(f"<h3>{html.escape(task)}</h3>{table(rows)}" for task, rows in findings.samples.items())
 
 
 def attention(findings: Findings) -> str:
@@ -187,7 +163,7 @@ def attention(findings: Findings) -> str:
 def recipe(findings: Findings) -> str:
     """The command of the study and of every job, its settings, and the versions of all that computed it."""
     study = findings.study
-    found = [result for one in findings.outcomes[:1] for cell in one.cells[:1] if (result := result_of(cell))]
+    found = [meta for one in findings.outcomes[:1] for cell in one.cells[:1] if (meta := meta_of(cell))]
     versions = {"python": platform.python_version(), **(found[0]["versions"] if found else {})}
     machine = f"{platform.machine()}, {os.cpu_count()} cores; commit {found[0]['git_commit'] if found else '-'}"
     said = ", ".join(f"{name} {number}" for name, number in versions.items())
@@ -201,8 +177,7 @@ def recipe(findings: Findings) -> str:
 
 def commands(study: Study) -> list[str]:
     """What to type to repeat every job."""
-    cells = {cell.name: cell for cell in (*study.pretraining(), *study.grid(), *study.cells())}
-    return [f"triptych {shlex.join(cell.command)}" for cell in cells.values()]
+    return [f"triptych {shlex.join(cell.command)}" for cell in study.jobs()]
 
 
 # --- Attention ---------------------------------------------------------------------------------------------------
@@ -210,11 +185,13 @@ def commands(study: Study) -> list[str]:
 
 def drawn_attention(outcome: Outcome, row: Mapping[str, str]) -> str:
     """The heads of one layer of the first seed's model."""
-    bundle = load_bundle(outcome.cells[0].run.bundle)
-    if getattr(bundle.model, "attention", bundle) is None:
+    loaded = load(outcome.cells[0].run.bundle)
+    model, tokenizer = loaded.bundle.model, loaded.bundle.tokenizer
+    if isinstance(model, Recurrent) and model.attention is None:
         return figure(outcome.name, "<p>no attention</p>")
-    source, target = (None if ids is None else list(ids)[:DRAWN_TOKENS] for ids in example_ids(bundle, row))
-    chosen = last_of(find_maps(bundle.model, bundle.tokenizer, source, target))
+    example = example_of(loaded.predictor().encoder, row)
+    source, target = (None if ids is None else ids.tolist()[:DRAWN_TOKENS] for ids in (example.source, example.inputs))
+    chosen = last_of(find_maps(model, tokenizer, source, target))
     drawn = io.BytesIO()
     draw_grid([chosen]).savefig(drawn, format="png", dpi=80)
     alt = html.escape(f"{chosen.kind} attention of {outcome.name}, layer {chosen.layer}, every head")
@@ -222,17 +199,11 @@ def drawn_attention(outcome: Outcome, row: Mapping[str, str]) -> str:
     return figure(outcome.name, f'<img alt="{alt}" src="data:image/png;base64,{picture}">')
 
 
-def example_ids(bundle: Bundle, row: Mapping[str, str]) -> tuple[Sequence[int] | None, Sequence[int] | None]:
-    """What the encoder and the decoder of a model read of an example, where it has them."""
-    model, tokenizer, meta = bundle.model.architecture, bundle.tokenizer, bundle.meta
-    task = TaskConfig(**meta["task"])
-    if TASKS[task.name].kind == "text":
-        encoder = Encoder(task, model, tokenizer, [], meta["source_length"], meta["target_length"])
-        example = encoder.example(Row(row["source"], row["expected"].split(" | ")[0]))
-        source, target = (None if ids is None else ids.tolist() for ids in (example.source, example.inputs))
-        return source, target
-    ids = tokenizer.encode(row["source"])
-    return (None, [tokenizer.first, *ids]) if model.family == "decoder" else (ids, [tokenizer.first])
+def example_of(encoder: Encoder, row: Mapping[str, str]) -> Example:
+    """What a model reads of an example, as its task does."""
+    if TASKS[encoder.task.name].kind == "retrieval":
+        return encoder.read(row["source"])
+    return encoder.example(Row(row["source"], row["expected"].split(" | ")[0]))
 
 
 def last_of(maps: Sequence[Map]) -> Map:
@@ -252,8 +223,9 @@ def table(content: Table) -> str:
 
 
 def table_cell(cell: object, tag: str = "td") -> str:
-    """A cell, broken into lines if it is a text."""
+    """A cell, broken into lines if it is a text and cut if it is a long one."""
     text = f"{cell:,}" if isinstance(cell, int) else str(cell)
+    text = text if len(text) <= MOST_LETTERS else text[:MOST_LETTERS] + " …"
     kind = ' class="text"' if len(text) > LONG else ""
     return f"<{tag}{kind}>{html.escape(text)}</{tag.split()[0]}>"
 
@@ -283,9 +255,3 @@ def plot(svg: str, words: str) -> str:
 
 def figure(name: str, content: str) -> str:
     return f"<figure><figcaption>{html.escape(name)}</figcaption>{content}</figure>"
-
-
-def cut(text: object) -> str:
-    """A text, shortened if it is long."""
-    words = str(text)
-    return words if len(words) <= MOST_LETTERS else words[:MOST_LETTERS] + " …"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,10 @@ MOST_NUMBERS = 20  # classes; more cannot be read in the cells
 
 def draw_confusion(counts: npt.NDArray[np.int64], labels: Sequence[str], path: Path) -> None:
     """How often each class (rows) was taken for each (columns): the darker, the larger its share of the row."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     side = 2.2 + 0.45 * min(len(labels), 2 * MOST_NUMBERS)
     figure = Figure(figsize=(side, side), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
@@ -29,5 +28,9 @@ def draw_confusion(counts: npt.NDArray[np.int64], labels: Sequence[str], path: P
     for (row, column), count in np.ndenumerate(counts) if len(labels) <= MOST_NUMBERS else ():
         shade = "white" if shares[row, column] > 0.5 else "black"
         axes.text(column, row, f"{count:,}", ha="center", va="center", color=shade, fontsize=8)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=110)

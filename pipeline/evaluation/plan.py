@@ -10,9 +10,10 @@ from pipeline.data.config import OBJECTIVES, ObjectiveConfig
 from pipeline.errors import UserError
 from pipeline.evaluation.config import Rule, StudyConfig, Variant
 from pipeline.evaluation.matching import WITHIN, Cost, cost_of, matched, value
-from pipeline.files import fingerprint, read_json, write_json
+from pipeline.files import described, fingerprint, read_json, write_json
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.terminal import warn
+from pipeline.tokenizer import Tokenizer
 from pipeline.training.config import FinetuneConfig, PretrainConfig
 
 PLAN = "plan.json"
@@ -41,7 +42,9 @@ class Candidate:
 def plan_candidates(config: StudyConfig) -> dict[str, Candidate]:
     """Solve for the size of every model; what was solved once is read back."""
     path = Path(config.run_dir) / PLAN
-    recorded = read_json(path) if path.is_file() else {}
+    with described(path, "delete it; it is made again"):
+        told = read_json(path) if path.is_file() else {}
+        recorded = {name: {"asked": one["asked"], "model": dict(one["model"])} for name, one in told.items()}
     asked = config.models()
     found: dict[str, Candidate] = {}
     vocab_size = vocabulary_size(read_base(config, {}))
@@ -78,9 +81,7 @@ def read_settings(stage: str, files: tuple[str, ...], options: tuple[tuple[str, 
 
 
 def vocabulary_size(base: PretrainConfig) -> int:
-    meta = Path(base.data.tokenizer or "") / "meta.json"
-    size = read_json(meta).get("vocab_size") if base.data.tokenizer and meta.is_file() else None
-    return size or base.data.new_tokenizer.vocab_size
+    return Tokenizer.load(base.data.tokenizer).vocab_size if base.data.tokenizer else base.data.new_tokenizer.vocab_size
 
 
 def solved(name: str, variant: Variant, base: PretrainConfig, vocab_size: int, recorded: dict[str, Any]) -> Candidate:

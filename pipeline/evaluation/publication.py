@@ -4,39 +4,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.data.tasks import TASKS
-from pipeline.evaluation.findings import Findings, Outcome, Table, difference_rows
-from pipeline.evaluation.plan import plan_rows
+from pipeline.evaluation.findings import Findings, Outcome, Table
 
 BY_MODEL = {"groupby": "config.model_name", "groupby_aggfunc": "mean"}
-SHOWN = 3  # samples of a task
 
 
 def specification(findings: Findings) -> dict[str, Any]:
     """All that `sync` makes a report from: blocks and panels by their names in wandb-workspaces."""
     study = findings.study
-    first = next(iter((*study.pretraining(), *study.cells())))
-    tracking = first.config.tracking
-    sentences = [f"- **{pair.one.task}**: {pair.sentence}" for pair in findings.pairs]
-    blocks = [words("\n".join([*sentences, *(f"- failed: {line}" for line in findings.failed)]))]
+    group, tracking = study.folder.name, study.jobs()[0].config.tracking
+    blocks = [words(listed(findings))]
     blocks += [heading("Scores, mean ± deviation over seeds"), words(mean_and_deviation(findings.outcomes))]
-    if findings.pairs:
-        blocks += [heading("Differences"), words("\n".join(markdown_table(difference_rows(findings.pairs))))]
-    got = plan_rows(study.candidates, bool(study.config.pretrain))
-    blocks += [heading("What each model got"), words("\n".join(markdown_table(got)))]
+    for title in ("Differences", "What each model got"):
+        if findings.tables[title][1]:
+            blocks += [heading(title), words(markdown_table(findings.tables[title]))]
     if study.config.pretrain:
-        blocks += [heading("Pretraining"), grid(first.study.name, {"stage": "pretrain"}, curves("val/loss"))]
+        blocks += [heading("Pretraining"), grid(group, {"stage": "pretrain"}, curves("val/loss"))]
     for task, outcomes in findings.tasks.items():
-        blocks += [heading(task), *task_blocks(task, outcomes)]
+        blocks += [heading(task), task_panels(task, outcomes), words(markdown_table(findings.samples[task]))]
     return {
         "title": findings.question[:128],
         "project": tracking.project,
         "entity": tracking.entity,
-        "description": f"The runs of the group {first.study.name}.",
+        "description": f"The runs of the group {group}.",
         "blocks": [block for block in blocks if block.get("text") != ""],
     }
 
 
-def task_blocks(task: str, outcomes: list[Outcome]) -> list[dict[str, Any]]:
+def task_panels(task: str, outcomes: list[Outcome]) -> dict[str, Any]:
     """Curves, bars with deviations, cost against quality, and samples of one task."""
     cell, first = outcomes[0].cells[0], outcomes[0]
     score = f"final/{first.split}/{first.metric}"
@@ -49,10 +44,7 @@ def task_blocks(task: str, outcomes: list[Outcome]) -> list[dict[str, Any]]:
         {"panel": "ScatterPlot", "title": "cost and quality", "x": "flops", "y": score},
         {"panel": "WeavePanelSummaryTable", "table_name": samples},
     ]
-    return [
-        grid(cell.study.name, {"stage": "finetune", "task": config.task.name}, panels),
-        words(side_by_side(outcomes)),
-    ]
+    return grid(cell.study.name, {"stage": "finetune", "task": config.task.name}, panels)
 
 
 def curves(metric: str) -> list[dict[str, Any]]:
@@ -67,23 +59,17 @@ def mean_and_deviation(outcomes: list[Outcome]) -> str:
     for one in outcomes:
         spread = "" if one.scores.deviation is None else f" ± {one.scale * one.scores.deviation:.2f}"
         rows.append((one.task, one.name, one.measure, len(one.values), f"{one.mean:.2f}{spread}"))
-    return "\n".join(markdown_table((("task", "model", "metric", "seeds", "score"), rows)))
+    return markdown_table((("task", "model", "metric", "seeds", "score"), rows))
 
 
-def side_by_side(outcomes: list[Outcome]) -> str:
-    """The first examples as every model answers them."""
-    rows: list[tuple[object, ...]] = []
-    for number in range(min(SHOWN, *(len(one.answers) for one in outcomes))):
-        example = outcomes[0].answers[number]
-        rows.append((example["source"], "expected", example["expected"]))
-        rows += [("", one.name, one.answers[number]["predicted"]) for one in outcomes]
-    return "\n".join(markdown_table((("source", "model", "answer of seed 1"), rows)))
+def listed(findings: Findings) -> str:
+    """The findings in words as a list in Markdown."""
+    return "\n".join(f"- **{about}**: {line}" for about, line in findings.lines)
 
 
-def markdown_table(table: Table) -> list[str]:
-    header, rows = table
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return lines + ["| " + " | ".join(map(cell_text, row)) + " |" for row in rows]
+def markdown_table(table: Table) -> str:
+    header, *rows = ("| " + " | ".join(map(cell_text, row)) + " |" for row in (table[0], *table[1]))
+    return "\n".join([header, "|" + "---|" * len(table[0]), *rows])
 
 
 def cell_text(cell: object) -> str:

@@ -1,6 +1,5 @@
 """A study: models × tasks × seeds, cell by cell, each a job that goes on if it was stopped and is never done twice."""
 
-import json
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -12,12 +11,12 @@ from pipeline.cli import STOPPED
 from pipeline.configuration import to_yaml
 from pipeline.data.tasks import TASKS
 from pipeline.errors import Stopped, UserError
-from pipeline.evaluation.cell import Cell, metric_of, result_of
-from pipeline.evaluation.config import StudyConfig
+from pipeline.evaluation.cell import Cell, meta_of, metric_of
+from pipeline.evaluation.config import StudyConfig, typed
 from pipeline.evaluation.plan import Candidate, plan_candidates, plan_rows, read_settings, warn_of_distance, write_plan
 from pipeline.evaluation.process import run_command
-from pipeline.files import write_text
-from pipeline.model.config import ModelConfig
+from pipeline.files import write_json, write_text
+from pipeline.model.config import ModelConfig, resolve
 from pipeline.terminal import note, print_table
 from pipeline.training.checkpoint import FOLDER as CHECKPOINTS
 
@@ -100,8 +99,15 @@ class Study:
     def best_rate(self, task: str, candidate: Candidate) -> float | None:
         """The rate that validates best; none before all were tried, the same budget for every model."""
         tried = [self.finetuning(task, candidate, 1, rate) for rate in self.config.learning_rates]
-        scores = [result["metrics"]["val/" + metric_of(result)] for cell in tried if (result := result_of(cell))]
-        return tried[scores.index(max(scores))].rate if tried and len(scores) == len(tried) else None
+        if not all(cell.run.finished or cell.given_up.is_file() for cell in tried):
+            return None
+        scores = {cell.rate: meta["metrics"]["val/" + metric_of(meta)] for cell in tried if (meta := meta_of(cell))}
+        return max(scores, key=lambda rate: scores[rate], default=None)
+
+    def jobs(self) -> list[Cell]:
+        """Every job once: the first seed at the best rate is one of the grid."""
+        cells = [cell for cell in self.cells() if cell.rate or cell.seed > 1 or not self.config.learning_rates]
+        return list({cell.folder: cell for cell in (*self.pretraining(), *self.grid(), *cells)}.values())
 
     def is_mine(self, cell: Cell) -> bool:
         """Whether a job is in this part of the study: what needs each other is in the same."""
@@ -116,9 +122,23 @@ class Study:
 def plan_study(config: StudyConfig) -> Study:
     """Solve for the sizes, check every job's settings and the room on the disk, before anything starts."""
     study = Study(config, plan_candidates(config))
-    jobs = [*study.pretraining(), *study.grid(), *study.cells()]
+    jobs = study.jobs()
+    if not jobs:
+        raise UserError("tasks: none of these models can do any of them; name other families, variants or tasks")
+    for cell in jobs:
+        check_model(cell)
     check_disk(study, jobs)
     return study
+
+
+def check_model(cell: Cell) -> None:
+    """Refuse a job from scratch whose file changes the model that was planned and matched."""
+    planned = cell.candidate.model
+    if not cell.parent and resolve(cell.config.model) != resolve(planned):
+        own = [f"model.{key}" for key, value in asdict(cell.config.model).items() if value != getattr(planned, key)]
+        raise UserError(
+            f"{cell.files[0]}: the study plans its models without {', '.join(own)}; move it to task_options"
+        )
 
 
 def check_disk(study: Study, jobs: list[Cell]) -> None:
@@ -144,7 +164,7 @@ def disk_bytes(jobs: list[Cell]) -> int:
 
 def model_options(model: ModelConfig) -> dict[str, str]:
     """A model's settings as options of a command, those left open left out."""
-    return {f"model.{key}": json.dumps(value).strip('"') for key, value in asdict(model).items() if value is not None}
+    return {f"model.{key}": typed(value) for key, value in asdict(model).items() if value is not None}
 
 
 def print_plan(study: Study) -> None:
@@ -155,7 +175,7 @@ def print_plan(study: Study) -> None:
     print_table(title, *plan_rows(study.candidates, bool(config.pretrain)))
     for name in config.skip:
         note(f"{name} is left out; --skip '[]' does all tasks")
-    jobs = [*study.pretraining(), *study.grid(), *study.cells()]
+    jobs = study.jobs()
     done = sum(cell.run.finished for cell in jobs)
     note(
         f"{len(jobs)} jobs, {done} finished: {len([*study.pretraining()])} of pretraining, the rest of fine-tuning; "
@@ -170,17 +190,25 @@ def run_study(study: Study) -> list[str]:
     failed: list[str] = []
     for stage in (study.pretraining, study.grid, study.cells):
         for cell in stage():
-            if not study.is_mine(cell) or cell.run.finished:
+            if not study.is_mine(cell) or cell.run.finished or cell.given_up.is_file():
                 continue
             if stage == study.cells and study.config.learning_rates and cell.rate is None:
-                failed.append(f"{cell.name}: its learning rates are not all tried")
+                failed.append(f"{cell.name}: its learning rates are not all tried, or none got to the end")
             elif cell.parent and not cell.parent.run.finished:
                 failed.append(f"{cell.name}: its pretraining is not finished")
-            elif (code := run_cell(cell)) != 0:
+            elif (code := run_cell(cell)) and stage == study.grid and has_diverged(cell, code):
+                write_json(cell.given_up, {"learning_rate": cell.rate})
+                note(f"{cell.name}: diverged, so another rate is taken; to try it again, delete {cell.given_up}")
+            elif code:
                 failed.append(
                     f"{cell.name}: ended with exit code {code}; to see why: triptych {shlex.join(cell.command)}"
                 )
     return failed
+
+
+def has_diverged(cell: Cell, code: int) -> bool:
+    """Whether a job that a mistake ended found no finite gradient before, as it would again."""
+    return code == 2 and any(row.get("train/skipped_steps") for row in cell.run.rows())
 
 
 def run_cell(cell: Cell) -> int:

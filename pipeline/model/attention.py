@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pipeline.model.config import Architecture
 from pipeline.model.fast import RMSNorm, attend, repeated
 from pipeline.model.positions import Positions, Rotation, check_length
+from pipeline.model.products import Linear
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ class Attention(nn.Module):
         self.softmax = model.attention_normalise == "softmax" or self.kind != "low_rank"
         self.dropout = model.attention_dropout
         self.cross = cross
-        self.query = nn.Linear(model.width, model.heads * model.head_width, bias=model.bias)
-        self.key_value = nn.Linear(model.width, 2 * model.kv_heads * model.head_width, bias=model.bias)
-        self.output = nn.Linear(model.heads * model.head_width, model.width, bias=model.bias)
+        self.query = Linear(model.width, model.heads * model.head_width, bias=model.bias)
+        self.key_value = Linear(model.width, 2 * model.kv_heads * model.head_width, bias=model.bias)
+        self.output = Linear(model.heads * model.head_width, model.width, bias=model.bias)
         self.query_norm = RMSNorm(model.head_width, model.norm_epsilon) if model.qk_norm else None
         self.key_norm = RMSNorm(model.head_width, model.norm_epsilon) if model.qk_norm else None
         if self.kind == "low_rank":

@@ -9,6 +9,7 @@ from pipeline.model.attention import Attention, LayerCache, Visible
 from pipeline.model.config import Activation, Architecture
 from pipeline.model.fast import RMSNorm, dropped, squared_relu
 from pipeline.model.positions import Positions, Rotation
+from pipeline.model.products import Linear
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -35,8 +36,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gated = "glu" in model.activation
         self.activation = model.activation
-        self.input = nn.Linear(model.width, model.feed_forward * (2 if self.gated else 1), bias=model.bias)
-        self.output = nn.Linear(model.feed_forward, model.width, bias=model.bias)
+        self.input = Linear(model.width, model.feed_forward * (2 if self.gated else 1), bias=model.bias)
+        self.output = Linear(model.feed_forward, model.width, bias=model.bias)
         self.dropout = model.activation_dropout
 
     def forward(self, x_BTC: Tensor) -> Tensor:

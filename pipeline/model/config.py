@@ -72,6 +72,11 @@ class Architecture:
         """Blocks on both sides."""
         return self.encoder_layers + self.decoder_layers
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a sequence, where something has a table of them."""
+        return self.max_positions if self.position == "learned" or self.attention == "low_rank" else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -80,7 +85,7 @@ class ModelConfig:
     family: Family = "encoder"
     """The kind of transformer, or the recurrent baseline."""
     preset: Preset = "modern"
-    """Settings of a published model, or the project's own choice: modern is the newest of them, modern-1 for now."""
+    """Settings of a published model, or our own: modern is always the newest of ours, today modern-1."""
     size: Size = "small"
     """Width and blocks: tiny 128 × 2, mini 192 × 4, small 256 × 6, base 768 × 12."""
     width: int | None = None
@@ -230,7 +235,7 @@ def resolve(config: ModelConfig) -> Architecture:
     chosen.setdefault("decoder_layers", decoder_layers)
     if "head_width" not in chosen:
         chosen["head_width"] = width // config.heads if config.heads else 32 if width < 256 else 64
-    heads = chosen.setdefault("heads", max(1, width // chosen["head_width"]))
+    heads = chosen.setdefault("heads", max(1, width // max(1, chosen["head_width"])))
     chosen.setdefault("kv_heads", heads)
     chosen.setdefault("feed_forward", 4 * width)
     chosen.setdefault("position_width", width // 4)

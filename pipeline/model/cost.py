@@ -124,7 +124,7 @@ def attention_flops(model: Architecture, queries: int, keys: int, causal: bool) 
     return mixing + 2 * 2 * queries * model.attention_rank * inner
 
 
-def activation_bytes(model: Architecture, source: int, target: int, number_bytes: int = 4) -> int:
+def activation_bytes(model: Architecture, source: int, target: int) -> int:
     """The memory that one training sequence keeps for the backward pass, without logits and recomputation.
 
     Counted are the tensors that autograd keeps; a test compares them with those it really keeps. Not counted are the
@@ -135,7 +135,7 @@ def activation_bytes(model: Architecture, source: int, target: int, number_bytes
     if model.family == "encoder-decoder":
         decoder += layer_numbers(model, target, source, cross=True)
     numbers = model.encoder_layers * encoder + model.decoder_layers * decoder
-    return number_bytes * (numbers + model.width * (1 + (model.dropout > 0)) * (source + target))
+    return 4 * (numbers + model.width * (1 + (model.dropout > 0)) * (source + target))
 
 
 def layer_numbers(model: Architecture, queries: int, keys: int, cross: bool = False) -> int:

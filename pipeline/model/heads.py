@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from pipeline.model.block import ACTIVATIONS, make_norm
 from pipeline.model.config import Architecture
+from pipeline.model.products import Linear, add_product_over_rows, linear
 
 LOSS_CHUNK = 1024  # positions whose logits exist at the same time
 
@@ -23,7 +24,7 @@ class LanguageHead(nn.Module):
         self.transform: nn.Module = nn.Identity()
         if model.head_transform:
             self.transform = HeadTransform(model)
-        self.output = nn.Linear(model.width, vocab_size, bias=model.output_bias)
+        self.output = Linear(model.width, vocab_size, bias=model.output_bias)
 
     def forward(self, states: Tensor) -> Tensor:
         logits = self.output(self.transform(states) * self.scale)
@@ -68,17 +69,15 @@ class SummedLoss(torch.autograd.Function):
         of_bias = None if bias_V is None else torch.zeros_like(bias_V)
         for start in range(0, len(targets_P), LOSS_CHUNK):
             chunk = slice(start, start + LOSS_CHUNK)
-            logits_PV = F.linear(narrow_PC[chunk], narrow_VC, None if bias_V is None else bias_V.to(dtype)).float()
-            loss, of_logits_PV = loss_and_gradient(logits_PV, targets_P[chunk, None], smoothing, cap)
-            total += loss
-            if of_bias is not None:
-                of_bias += of_logits_PV.sum(0)
-            back_PV = of_logits_PV.to(back)
-            torch.mm(back_PV, back_VC, out=of_states[chunk])
-            if back == of_weight.dtype:
-                of_weight.addmm_(back_PV.T, back_PC[chunk])
-            else:  # sums of chunks stay in full precision
-                of_weight += back_PV.T @ back_PC[chunk]
+            with torch.autocast(device, enabled=False):  # the kinds of numbers are chosen above
+                logits_PV = linear(narrow_PC[chunk], narrow_VC, None if bias_V is None else bias_V.to(dtype)).float()
+                loss, of_logits_PV = loss_and_gradient(logits_PV, targets_P[chunk, None], smoothing, cap)
+                total += loss
+                if of_bias is not None:
+                    of_bias += of_logits_PV.sum(0)
+                back_PV = of_logits_PV.to(back)
+                of_states[chunk] = linear(back_PV, back_VC.T)
+                add_product_over_rows(of_weight, back_PV, back_PC[chunk])
         ctx.save_for_backward(of_states.to(states_PC.dtype), of_weight, of_bias)
         return total
 
@@ -115,7 +114,7 @@ class HeadTransform(nn.Module):
 
     def __init__(self, model: Architecture) -> None:
         super().__init__()
-        self.linear = nn.Linear(model.width, model.width)
+        self.linear = Linear(model.width, model.width)
         self.activate = ACTIVATIONS[model.activation]
         self.norm = make_norm(model)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pipeline.model.attention import Attention
 from pipeline.model.block import FeedForward
+from pipeline.model.products import onednn_linear
 
 PARTS_PER_THREAD = 2  # measured: faster than one
 LEAST_OUTPUTS = 16  # of a part: float32 numbers in a cache line
@@ -46,7 +47,7 @@ def lay_out(parts: Sequence[nn.Module], rows: int) -> None:
         elif type(part) is FeedForward and part.activation in FUSED and blocked(part.input.weight, rows):
             vars(part)["widen"] = by_blocks(part.input.weight, part.input.bias, rows, *FUSED[part.activation])
             done.add(part.input)
-        elif type(part) is nn.Linear and part not in done:
+        elif isinstance(part, nn.Linear) and part not in done:
             vars(part)["forward"] = product(part.weight, part.bias, rows)
 
 
@@ -72,8 +73,7 @@ def blocked(weight_OI: Tensor, rows: int) -> bool:
 def by_blocks(weight_OI: Tensor, bias_O: Tensor | None, rows: int, activation: str = "none", kind: str = "") -> Product:
     """oneDNN's product, which reads weights in blocks of its own order and activates what it has just computed."""
     weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), rows)
-    linear = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: linear(x, weight, bias_O, activation, [], kind)
+    return lambda x: onednn_linear(x, weight, bias_O, activation, kind)
 
 
 def by_parts(weight_OI: Tensor, bias_O: Tensor | None) -> Product:

@@ -16,6 +16,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from pipeline.model.products import linear
 from pipeline.terminal import note, progress, warn
 from pipeline.training import checkpoint
 from pipeline.training.config import Precision
@@ -55,7 +56,8 @@ class Keeper(pl.Callback):
         assert isinstance(module, Training)
         if self.state:
             checkpoint.restore(self.state, module.model, trainer.optimizers[0])
-            trainer.precision_plugin.load_state_dict(self.state["precision"])
+            if self.state["precision"]:  # nothing, where it was saved without a scaler of gradients
+                trainer.precision_plugin.load_state_dict(self.state["precision"])
             module.progress = Progress(**self.state["progress"])
             self.state = None  # its memory is needed
         self.clock, self.peak = time.monotonic() - module.progress.seconds, 0.0
@@ -184,7 +186,7 @@ def measured_peak(device: torch.device, precision: Precision) -> float:
     best = 0.0
     for _ in range(5):
         start = time.perf_counter()
-        float((matrix @ matrix)[0, 0])
+        float(linear(matrix, matrix)[0, 0])
         best = max(best, 2 * size**3 / (time.perf_counter() - start))
     return best
 

@@ -5,7 +5,6 @@ whether one process or many hold the weights, so that a run may go on with anoth
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,15 +111,12 @@ def chosen(run: Path, step: int | None) -> Checkpoint:
 
 def newest(run: Path) -> tuple[Checkpoint, dict[str, Any]] | None:
     """The newest checkpoint that is whole, and its state; damaged ones are passed over with a line each."""
-    return next(whole(run), None)
-
-
-def whole(run: Path) -> Iterator[tuple[Checkpoint, dict[str, Any]]]:
     for checkpoint in reversed(found(run)):
         try:
-            yield checkpoint, checkpoint.read()
+            return checkpoint, checkpoint.read()
         except UserError as error:
             warn(f"{error}; going back to the checkpoint before it")
+    return None
 
 
 def prune(run: Path, keep: int) -> None:

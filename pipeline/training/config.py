@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 from pipeline.config import GenerationConfig
 from pipeline.data.config import (
+    BatchConfig,
     CorpusConfig,
     ObjectiveConfig,
     TaskConfig,
     TaskDataConfig,
-    TokenizerConfig,
     check_objective,
 )
 from pipeline.errors import UserError
-from pipeline.model.config import ModelConfig, resolve
+from pipeline.model.config import Architecture, ModelConfig, resolve
 
 Precision = Literal["32", "bf16-mixed", "16-mixed"]
 
@@ -158,35 +158,21 @@ class PretrainTrackingConfig(TrackingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainDataConfig(CorpusConfig):
+class PretrainDataConfig(BatchConfig, CorpusConfig):
     """The text, the tokenizer, and how it is cut into batches."""
 
-    tokenizer: str | None = None
-    """The folder of a tokenizer; if there is none, one is trained on this corpus for this run."""
-    new_tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
-    """How a tokenizer is trained if none is named."""
     stores: str | None = None
     """Where token stores are kept; by default in the cache folder, shared between runs."""
     sequence_length: int = 256
     """Raw tokens of a window, for every family."""
     within_documents: bool = False
     """Begin a new window with each document instead of running on into the next."""
-    batch_size: int = 32
-    """Windows for each optimizer step, over all devices."""
-    micro_batch_size: int | None = None
-    """Windows that one device computes at a time; by default its whole share of the batch."""
-    loader_workers: int = 0
-    """Processes that make batches; 0 makes them where the model trains."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("sequence_length", "batch_size", "micro_batch_size"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UserError(f"data.{name}: {getattr(self, name)} must be at least 1")
+        CorpusConfig.__post_init__(self)
+        BatchConfig.__post_init__(self)
         if self.sequence_length < 2:
             raise UserError("data.sequence_length: a window needs at least 2 tokens")
-        if self.loader_workers < 0:
-            raise UserError(f"data.loader_workers: {self.loader_workers} must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,12 +209,16 @@ class PretrainConfig:
         if self.trainer.strategy == "fsdp" and self.optim.name == "muon":
             raise UserError("optim.name: muon needs whole matrices, which fsdp cuts into parts; use ddp or adamw")
         if self.init_from is None:
-            model, longest = resolve(self.model), self.data.sequence_length + 1
-            if (model.position == "learned" or model.attention == "low_rank") and longest > model.max_positions:
-                raise UserError(
-                    f"data.sequence_length: {self.data.sequence_length} and a begin token are more than the "
-                    f"model's {model.max_positions} positions; raise model.max_positions or shorten the sequence"
-                )
+            check_positions(resolve(self.model), self.data.sequence_length)
+
+
+def check_positions(model: Architecture, tokens: int) -> None:
+    """Refuse windows that are longer than the model."""
+    if model.longest is not None and tokens + 1 > model.longest:
+        raise UserError(
+            f"data.sequence_length: {tokens} and a begin token are more than the model's {model.longest} positions; "
+            "raise model.max_positions or shorten the sequence"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,6 +277,9 @@ class FinetuneConfig:
             raise UserError("init_decoder_from: is the second half of a warm start; name the first with init_from")
         if self.data.batch_tokens and self.task.name == "retrieval":
             raise UserError("data.batch_tokens: retrieval takes its negatives from a batch; give it a batch_size")
+        own = -(-self.data.batch_size // self.trainer.processes)
+        if self.task.name == "retrieval" and min(own, self.data.micro_batch_size or own) < 2:
+            raise UserError("data.batch_size: retrieval needs 2 rows or more on a device, its negatives are the others")
         if self.trainer.strategy == "fsdp":
             raise UserError("trainer.strategy: fine-tuning works with ddp; fsdp is for pretraining")
 

@@ -26,18 +26,13 @@ def finetune(config: FinetuneConfig) -> Path:
             return run.bundle
         job = make_job(config, run)
         module = job.training()
-        tracker = start_tracking(job, run)
-        finished = False
-        try:
+        with start_tracking(job, run) as tracker:
             note_plan(job)
             judge = f"val/{TASKS[config.task.name].metric}"
             validate = partial(job.validate, module)
             fit(module, job.loader, Keeper(run, tracker, validate, judge=judge, patience=config.patience))
             if rank() == 0:
                 hand_on(job, run, tracker, module.progress.step)
-            finished = True
-        finally:
-            tracker.finish(0 if finished else 1)
     return run.bundle
 
 

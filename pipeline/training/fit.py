@@ -33,9 +33,14 @@ def fit(module: Training, loader: Callable[[int], DataLoader[Any]], keeper: Keep
         module.model.load_state_dict(state["model"])
         module.progress = Progress(**state["progress"])
         return run.last_measured()
+    if start >= module.total_steps:
+        raise UserError(
+            f"trainer.max_steps: the run is at step {start:,} and is to end at {module.total_steps:,}; allow more, or "
+            f"make a bundle of what there is: triptych bundle {run.path}"
+        )
     keeper.state = state
     trainer = make_trainer(module, keeper)
-    with one_line_memory_errors(module):
+    with one_line_memory_errors(module, run.settings.get("task", {}).get("name") == "retrieval"):
         trainer.fit(module, loader(start))
     if not module.progress.ended:
         leave(keeper, run)
@@ -98,7 +103,7 @@ def check_devices(trainer: TrainerConfig) -> None:
 
 
 @contextmanager
-def one_line_memory_errors(module: Training) -> Iterator[None]:
+def one_line_memory_errors(module: Training, retrieval: bool = False) -> Iterator[None]:
     """Say in one line what to change when memory runs out."""
     try:
         yield
@@ -107,7 +112,11 @@ def one_line_memory_errors(module: Training) -> Iterator[None]:
             raise
         if not module.micro_batch:
             raise UserError("out of memory; start again with half of data.batch_tokens") from error
-        smaller = max(1, module.micro_batch // 2)
-        raise UserError(
-            f"out of memory with {module.micro_batch} samples at a time; go on with --data.micro_batch_size {smaller}"
-        ) from error
+        smaller = f"--data.micro_batch_size {module.micro_batch // 2}"
+        if module.micro_batch == 1:
+            remedy = "go on with --trainer.recompute"
+        elif retrieval:  # its negatives are the others of a micro-batch
+            remedy = f"start again in another folder with {smaller}"
+        else:
+            remedy = f"go on with {smaller}"
+        raise UserError(f"out of memory with {module.micro_batch} samples at a time; {remedy}") from error

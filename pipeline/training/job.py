@@ -10,12 +10,11 @@ from torch.utils.data import DataLoader
 from pipeline.bundle import Model
 from pipeline.data.batch import Batch, collate
 from pipeline.data.config import OBJECTIVES, ObjectiveConfig, Split
-from pipeline.data.datamodule import HeldOut, PretrainExamples, Share, Steps, held_out, train_loader
+from pipeline.data.datamodule import HeldOut, PretrainExamples, Share, Steps, spread, train_loader
 from pipeline.data.objectives import Example, Vocabulary
 from pipeline.data.store import Store
 from pipeline.data.windows import Windows
 from pipeline.model.cost import activation_bytes
-from pipeline.model.recurrent import Recurrent
 from pipeline.tokenizer import Tokenizer
 from pipeline.training.callbacks import measured_peak
 from pipeline.training.config import PretrainConfig, TrainerConfig
@@ -63,16 +62,13 @@ class Job:
     def held_out(self, split: Split, objective: ObjectiveConfig) -> HeldOut:
         count = self.config.trainer.validation_samples
         examples = self.examples
-        return held_out(self.windows(split), examples.family, objective, examples.vocabulary, count)
+        windows = self.windows(split)
+        return HeldOut(windows, examples.family, objective, examples.vocabulary, spread(len(windows), count))
 
     def training(self) -> Training:
         """The LightningModule."""
         config, accumulation = self.config, self.share.accumulation(self.steps.batch_size)
         positions = self.share.micro_batch * config.data.sequence_length
-        if isinstance(self.model, Recurrent):  # causal pretraining uses its decoder alone
-            for part in (self.model.encoder, self.model.bridge, self.model.attention):
-                if part is not None:
-                    part.requires_grad_(False)
         return Training(
             Network(self.model),
             config.optim,

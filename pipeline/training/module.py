@@ -258,6 +258,6 @@ def sequence_flops(model: Transformer, source: int, target: int) -> tuple[int, i
     return count.training - 3 * count.vocabulary, 3 * count.vocabulary
 
 
-@lru_cache(maxsize=4)
 def trained_numbers(model: nn.Module) -> int:
+    """Of parameters that learn."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

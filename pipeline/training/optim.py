@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw
 
+from pipeline.model.products import added_products, products
 from pipeline.training.config import OptimConfig, Precision
 
 TOGETHER = 2**24  # numbers, in matrices of one shape, that Muon makes orthogonal at a time
@@ -170,15 +171,15 @@ def orthogonal(matrices: Tensor, iterations: int, narrow: bool = False) -> Tenso
     x: Tensor = (matrices.mT if tall else matrices).to(torch.bfloat16 if narrow else torch.float32)
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     if x.dtype == torch.float32 and x.shape[-1] >= 2 * x.shape[-2]:
-        x = iterated(x @ x.mT, iterations) @ x
+        x = products(iterated(products(x, x.mT), iterations), x)
     else:
         for _ in range(iterations):
-            x = torch.baddbmm(x, polynomial(x @ x.mT), x, beta=3.4445)
+            x = added_products(x, polynomial(products(x, x.mT)), x, beta=3.4445)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
 def polynomial(gram: Tensor) -> Tensor:
-    return torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+    return added_products(gram, gram, gram, beta=-4.7750, alpha=2.0315)
 
 
 def iterated(gram: Tensor, iterations: int) -> Tensor:
@@ -187,7 +188,7 @@ def iterated(gram: Tensor, iterations: int) -> Tensor:
     for left in reversed(range(iterations)):
         step = polynomial(gram)
         step.diagonal(dim1=-2, dim2=-1).add_(3.4445)
-        factor = step if factor is None else step @ factor
-        gram = step @ gram @ step if left else gram
+        factor = step if factor is None else products(step, factor)
+        gram = products(products(step, gram), step) if left else gram
     assert factor is not None
     return factor

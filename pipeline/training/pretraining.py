@@ -19,11 +19,12 @@ from pipeline.data.windows import Windows
 from pipeline.errors import UserError
 from pipeline.files import described, fingerprint, read_json
 from pipeline.model.config import ModelConfig, resolve, with_dropout
+from pipeline.model.recurrent import Recurrent
 from pipeline.terminal import note, progress, reported
 from pipeline.tokenizer import Tokenizer, train
 from pipeline.training import checkpoint, tracking
 from pipeline.training.callbacks import Keeper
-from pipeline.training.config import PretrainConfig
+from pipeline.training.config import PretrainConfig, check_positions
 from pipeline.training.fit import check_devices, fit
 from pipeline.training.job import Job, total_steps
 from pipeline.training.module import Training, trained_numbers
@@ -34,7 +35,7 @@ from pipeline.training.validation import show_attention, take_samples, validate
 # What a tokenizer's own record says; a bundle's record has it too, among much about its model.
 TOKENIZER_FACTS = {
     "tokenizer_fingerprint", "corpus_fingerprint", "format", "library", "settings", "bytes_per_token", "fertility",
-    "unknown_share", "longest_tokens", "sample_tokens",
+    "unknown_share", "longest_tokens", "sample_tokens", "tokenizer_config.json",
 }  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def try_out(config: PretrainConfig) -> None:
                 note(job.plan())
             batch = job.share.micro_batch * job.share.processes
             short = replace(once, trainer=replace(once.trainer, max_steps=1, validation_samples=batch))
-            train_job(make_job(short, run), run)
+            train_job(replace(job, config=short, total_steps=1), run)
     finally:
         if rank() == 0:
             shutil.rmtree(folder, ignore_errors=True)
@@ -118,6 +119,7 @@ def named_start(config: PretrainConfig) -> Bundle | None:
             f"init_from: {config.init_from} is of family {family}, model.family is {config.model.family}; "
             "pretraining goes on within a family"
         )
+    check_positions(bundle.model.architecture, config.data.sequence_length)
     if tokenizer and Tokenizer.load(tokenizer).fingerprint != bundle.tokenizer.fingerprint:
         raise UserError(f"data.tokenizer: {tokenizer} is not the tokenizer of {config.init_from}; leave it out")
     return bundle
@@ -144,10 +146,12 @@ def start_bundle(source: str, settings: ModelConfig) -> Bundle:
 
 def start_model(config: PretrainConfig, start: Bundle | None, vocab_size: int) -> Model:
     """The model of the bundle to go on from, or a new one, the same for the same seed."""
-    if start:
-        return start.model.train()
     torch.manual_seed(config.seed)
-    return make_model(resolve(config.model), vocab_size)
+    model = start.model.train() if start else make_model(resolve(config.model), vocab_size)
+    if isinstance(model, Recurrent):  # causal pretraining uses its decoder alone
+        for part in filter(None, (model.encoder, model.bridge, model.attention)):
+            part.requires_grad_(False)
+    return model
 
 
 # --- The job ---------------------------------------------------------------------------------------------------------
@@ -177,9 +181,7 @@ def make_job(config: PretrainConfig, run: Run) -> Job:
 def train_job(job: Job, run: Run) -> None:
     """Train, measure, and write the bundle."""
     module = job.training()
-    tracker = start_tracking(job, run)
-    finished = False
-    try:
+    with start_tracking(job, run) as tracker:
         shown = job.config.tracking
         routines = [
             (shown.samples_every, lambda: take_samples(job, module, run, tracker)),
@@ -187,9 +189,6 @@ def train_job(job: Job, run: Run) -> None:
         ]
         measured = fit(module, job.loader, Keeper(run, tracker, lambda: validate(job, module), routines))
         write_bundle(job, module, measured, run, tracker)
-        finished = True
-    finally:
-        tracker.finish(0 if finished else 1)
 
 
 def start_tracking(job: Job, run: Run) -> tracking.Tracker:
@@ -228,10 +227,16 @@ def write_bundle(job: Job, module: Training, measured: dict[str, float], run: Ru
     model = make_model(job.model.architecture, job.model.vocab_size)
     model.load_state_dict(weights)
     meta = bundle_meta(job.config, run, module.progress.step, measured)
-    save_bundle(Bundle(model, job.tokenizer, meta), run.bundle)
-    tracker.summary({f"final/{key}": value for key, value in measured.items()})
+    hand_over(Bundle(model, job.tokenizer, meta), run, tracker)
+
+
+def hand_over(bundle: Bundle, run: Run, tracker: tracking.Tracker) -> None:
+    """Save the bundle of a run, which completes it, and give it to W&B."""
+    save_bundle(bundle, run.bundle)
+    metrics = bundle.meta["metrics"]
+    tracker.summary({f"final/{key}": value for key, value in metrics.items()})
     weights_hash = read_json(run.bundle / "meta.json")["weights_sha256"]
-    tracker.artifact(f"{run.path.name}-bundle", "model", run.bundle, {"step": module.progress.step}, [weights_hash])
+    tracker.artifact(f"{run.path.name}-bundle", "model", run.bundle, metrics, [weights_hash])
 
 
 def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:

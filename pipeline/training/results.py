@@ -16,11 +16,12 @@ from pipeline.evaluation.attention_maps import attention_maps
 from pipeline.evaluation.metrics import BY_LENGTH, Score, confusion
 from pipeline.evaluation.pictures import draw_confusion
 from pipeline.evaluation.ranking import BM25
-from pipeline.files import read_json, write_text
+from pipeline.files import write_text
 from pipeline.model.recurrent import Recurrent
 from pipeline.terminal import print_table
 from pipeline.training import checkpoint
 from pipeline.training.config import FinetuneConfig
+from pipeline.training.pretraining import hand_over
 from pipeline.training.run import Run
 from pipeline.training.taskjob import TaskJob, make_job
 from pipeline.training.tracking import Tracker
@@ -55,10 +56,7 @@ def hand_on(job: TaskJob, run: Run, tracker: Tracker, step: int) -> None:
     if TASKS[job.config.task.name].generated:
         show_alignment(job, run, tracker, step)
     measured = {"metrics": metrics, "baselines": baselines, "signatures": signatures}
-    save_bundle(Bundle(job.model, job.start.tokenizer, bundle_meta(job, run) | measured), run.bundle)
-    tracker.summary({f"final/{key}": value for key, value in metrics.items()})
-    weights_hash = read_json(run.bundle / "meta.json")["weights_sha256"]
-    tracker.artifact(f"{run.path.name}-bundle", "model", run.bundle, metrics, [weights_hash])
+    hand_over(Bundle(job.model, job.start.tokenizer, bundle_meta(job, run) | measured), run, tracker)
 
 
 def bundle_meta(job: TaskJob, run: Run) -> dict[str, Any]:

@@ -34,10 +34,12 @@ def rank(devices: int = 1) -> int:
 
     0 is in charge; whether it is 0 can be asked without knowing the devices.
     """
-    for name in ("RANK", "SLURM_PROCID"):
-        if name in os.environ and (name == "RANK" or "SLURM_NTASKS" in os.environ):
-            return int(os.environ[name])
-    return int(os.environ.get("NODE_RANK", 0)) * devices + int(os.environ.get("LOCAL_RANK", 0))
+    told = os.environ
+    if "RANK" in told:
+        return int(told["RANK"])
+    if "LOCAL_RANK" not in told and "SLURM_NTASKS" in told:  # a shell of srun has these too, its children LOCAL_RANK
+        return int(told.get("SLURM_PROCID", 0))
+    return int(told.get("NODE_RANK", 0)) * devices + int(told.get("LOCAL_RANK", 0))
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def publish(path: Path) -> None:
     try:
         from wandb_workspaces.reports.v2 import interface as reports
     except ImportError:
-        note(f"W&B: the report of {path.parent} needs `pip install 'triptych-lm[reports]'`; then sync again")
+        note(f"W&B: the report of {path.parent} needs `pip install wandb-workspaces`; then sync again")
         return
     import wandb
 

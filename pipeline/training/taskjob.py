@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from pipeline.bundle import Bundle, Model, make_model
 from pipeline.data.batch import collate
-from pipeline.data.datamodule import Key, Share, Steps, TokenSteps, train_loader
+from pipeline.data.datamodule import Key, Share, Steps, TokenSteps, spread, train_loader
 from pipeline.data.objectives import Example
 from pipeline.data.rows import Rows, read_task
-from pipeline.data.tasks import TASKS, Documents, Encoder, Kind, Row
+from pipeline.data.tasks import TASKS, Documents, Encoder, Kind
 from pipeline.errors import UserError
 from pipeline.evaluation.predicting import Predictor
 from pipeline.evaluation.ranking import Index
@@ -129,7 +129,8 @@ class TaskJob:
 
     def validate(self, module: Training) -> dict[str, float]:
         """Loss and metrics on validation rows, spread evenly; every row once over all processes."""
-        rows = spread(self.rows.validation, self.config.trainer.validation_samples)
+        chosen = spread(len(self.rows.validation), self.config.trainer.validation_samples)
+        rows = [self.rows.validation[number] for number in chosen]
         rank, processes, size = self.share.rank, self.share.processes, self.measured_batch
         sums = np.zeros(2)
         module.network.eval()
@@ -163,13 +164,6 @@ def gathered(own: list[Any], share: Share) -> list[Any]:
     for number, part in enumerate(parts):
         whole[number :: share.processes] = part
     return whole
-
-
-def spread(rows: list[Row], count: int) -> list[Row]:
-    """So many rows, evenly taken from all; 0 is all."""
-    if not count or count >= len(rows):
-        return rows
-    return [rows[number] for number in np.linspace(0, len(rows) - 1, count).astype(int)]
 
 
 def make_job(config: FinetuneConfig, run: Run) -> TaskJob:
@@ -224,13 +218,11 @@ def lengths_within(config: FinetuneConfig, start: Bundle) -> tuple[int, int]:
     """The most tokens of a source and a target: what is asked for, if the model has so many positions."""
     source, target, model = config.data.sequence_length, config.data.target_length, start.model.architecture
     written = max(target, config.generation.max_new_tokens) if TASKS[config.task.name].kind == "text" else 0
-    if model.position != "learned" and model.attention != "low_rank":
-        return source, target
     needed = source + written + 3 if model.family == "decoder" else max(source + 2, written + 2)
-    if needed > model.max_positions:
+    if model.longest is not None and needed > model.longest:
         raise UserError(
             f"data.sequence_length: {source} and a target of {written} need {needed} positions, but the model has "
-            f"{model.max_positions}; shorten them"
+            f"{model.longest}; shorten them"
         )
     return source, target
 
@@ -289,9 +281,12 @@ def warm_start(first: Bundle, second: Bundle) -> Model:
     taken = {name: tensor for name, tensor in first.model.state_dict().items() if not name.startswith("classifier")}
     side = "decoder" if other.decoder_layers else "encoder"
     for name, tensor in second.model.state_dict().items():
-        if name.startswith(f"{side}."):
-            taken["decoder." + name.removeprefix(f"{side}.")] = tensor
+        inside = "decoder." + name.removeprefix(f"{side}.")
+        two_way = side == "encoder" and one.position == "t5" and inside.startswith("decoder.positions.")
+        if name.startswith(f"{side}.") and inside in weights and not two_way:  # a decoder has buckets of the past alone
+            taken[inside] = tensor
     model.load_state_dict(weights | taken)
     fresh = set(weights) - set(taken)
-    assert fresh and all(".cross." in name for name in fresh), "something but cross-attention was not taken over"
+    new = (".cross.", "decoder.positions.") if one.position == "t5" else (".cross.",)
+    assert fresh and all(any(part in name for part in new) for name in fresh), "more was not taken over than is new"
     return model

@@ -89,19 +89,25 @@ class Tracker:
         # Tables and artifacts ask the server before they return: a server that is away would hold up training.
         self.worker = ThreadPoolExecutor(max_workers=1)
 
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.finish(1 if kind else 0)
+
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log one row; W&B's own step only counts rows, since a resumed job repeats some and W&B drops steps it had."""
         with self.forgiving("metrics"):
             if self.run:
                 self.run.log({**metrics, "trainer/step": step})
 
-    def image(self, key: str, path: Path, step: int, caption: str | None = None) -> None:
+    def image(self, key: str, path: Path, step: int) -> None:
         """Log a picture."""
         with self.forgiving("an image"):
             if self.run:
                 import wandb
 
-                self.run.log({key: wandb.Image(str(path), caption=caption), "trainer/step": step})
+                self.run.log({key: wandb.Image(str(path)), "trainer/step": step})
 
     def table(self, key: str, header: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         """Log a table, such as samples of text."""

@@ -76,6 +76,9 @@ def test_a_set_is_made_once_and_recorded(tiny: list[str], cache: Path) -> None:
         lambda folder: (folder / "a.txt").unlink(),
         lambda folder: (folder / "meta.json").unlink(),
         lambda folder: (folder / "meta.json").write_text('{"format": 1, "fi'),
+        lambda folder: (folder / "meta.json").write_text("[1, 2]"),
+        lambda folder: (folder / "meta.json").write_text('{"format": 1}'),
+        lambda folder: (folder / "meta.json").write_text('{"format": 1, "source": null, "files": []}'),
     ],
 )
 def test_a_damaged_folder_is_made_again(

@@ -101,7 +101,7 @@ def test_nothing_is_lost_and_nothing_is_out_of_place(
     for part in (example.source, example.inputs, example.targets[example.targets != IGNORED]):
         if part is not None:
             assert part.dtype == np.int64
-            assert np.all((part >= 0) & (part < vocabulary().size))
+            assert np.all((part >= 0) & (part < len(vocabulary().is_ordinary)))
     assert 0 <= example.prefix <= len(read)
 
 
@@ -266,7 +266,7 @@ def test_random_tokens_are_drawn_from_the_whole_ordinary_vocabulary_not_from_the
     objective = ObjectiveConfig(rate=0.9, mask_share=0.0, random_share=1.0)
     ids = np.full(50_000, ordinary[0])  # the lowest there is
     read, targets = read_and_targets(make_example(ids, "encoder", objective, vocabulary(), generator(3)))
-    counts = np.bincount(read[targets != IGNORED], minlength=vocabulary().size)
+    counts = np.bincount(read[targets != IGNORED], minlength=len(vocabulary().is_ordinary))
     assert counts.sum() == counts[ordinary].sum() == 45_000
     check_uniform(counts[ordinary])
 

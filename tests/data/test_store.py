@@ -85,13 +85,15 @@ def test_a_store_holds_every_document_and_its_end(books: Path, tokenizer: Path, 
     for split, stream in store.streams.items():
         bounds = stream.document_bounds()
         assert bounds[-1] == len(stream)
-        for place, document in enumerate(stream.documents()):
-            text = (books / document.name).read_text(encoding="utf-8")
+        names = [name for shard in stream.shards for name in shard.document_names()]
+        sizes = [size for shard in stream.shards for size in shard.document_sizes().tolist()]
+        for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            text = (books / name).read_text(encoding="utf-8")
             ids = stream.read(bounds[place], bounds[place + 1]).tolist()
             assert ids == [*loaded.encode(text), loaded.id("end")]
             assert loaded.decode(ids[:-1]) == text
-            assert (document.tokens, document.bytes) == (len(ids), len(text.encode()))
-            found.append((document.name, split))
+            assert size == [len(ids), len(text.encode())]
+            found.append((name, split))
     assert sorted(found) == [(entry.name, entry.parts[0].split) for entry in corpus.entries]
     assert sorted(name for name, split in found if split == "validation") == ["book-00.txt", "book-03.txt"]
     assert (store.corpus, store.tokenizer) == (corpus.fingerprint, loaded.fingerprint)
@@ -105,7 +107,8 @@ def test_the_tail_of_a_document_can_be_validation(books: Path, tokenizer: Path, 
         texts = [read_part(source, entry, split) for source, entry in corpus.pairs()]
         expected = [token for text in texts for token in [*loaded.encode(text), loaded.id("end")]]
         assert stream.read(0, len(stream)).tolist() == expected
-        assert [document.bytes for document in stream.documents()] == [len(text.encode()) for text in texts]
+        sizes = [size for shard in stream.shards for size in shard.document_sizes()[:, 1].tolist()]
+        assert sizes == [len(text.encode()) for text in texts]
 
 
 def test_one_worker_and_two_write_the_same_bytes(books: Path, tokenizer: Path, tmp_path: Path) -> None:
@@ -120,8 +123,8 @@ def test_rows_of_a_table_make_a_store_too(tokenizer: Path, tmp_path: Path) -> No
     table.write_text("text\n" + "".join(f"row {number} says {'much ' * number}\n" for number in range(40)))
     config = CorpusConfig(corpus=[str(table)], workers=2, deduplicate=False, validation_books=["*:7"])
     store = prepare_store(scan(config), tokenizer, tmp_path)
-    assert [document.name for document in store.stream("validation").documents()] == ["rows.tsv:7"]
-    assert len(store.stream("train").documents()) == 39
+    assert [shard.document_names() for shard in store.stream("validation").shards] == [["rows.tsv:7"]]
+    assert sum(shard.documents for shard in store.stream("train").shards) == 39
 
 
 class LargeTokenizer:
@@ -414,7 +417,8 @@ def test_damage_is_found_and_mended(kind: str, pristine: Path, books: Path, toke
     file, damage, message = DAMAGE[kind]
     damage(folder / file)
     with pytest.raises(UserError, match=message) as raised:
-        Store.open(folder).verify()
+        for stream in Store.open(folder).streams.values():
+            stream.verify()
     assert str(raised.value).startswith(str(folder)) and "\n" not in str(raised.value)
     mended = prepare_store(scanned(books), tokenizer, tmp_path)
     assert contents(mended.path) == contents(pristine)

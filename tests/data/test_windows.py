@@ -34,27 +34,21 @@ def stream_of(folder: Path, shards: list[list[int]]) -> Stream:
 
 
 @settings(max_examples=60, deadline=None)
-@given(SHARDS, st.integers(1, 40), st.booleans(), st.booleans(), st.integers(0, 3))
-def test_an_epoch_visits_every_token_once_and_knows_its_document(
-    shards: list[list[int]], length: int, within_documents: bool, document_ids: bool, epoch: int
+@given(SHARDS, st.integers(1, 40), st.booleans(), st.integers(0, 3))
+def test_an_epoch_visits_every_token_once(
+    shards: list[list[int]], length: int, within_documents: bool, epoch: int
 ) -> None:
     documents = [number for number, size in enumerate(chain(*shards)) for _ in range(size)]
     with tempfile.TemporaryDirectory() as folder:
         stream = stream_of(Path(folder), shards)
-        windows = Windows(stream, length, within_documents=within_documents, document_ids=document_ids)
+        windows = Windows(stream, length, within_documents=within_documents)
         visited = [windows[number] for number in epoch_order(len(windows), seed=1, epoch=epoch)]
-    seen = np.concatenate([window.ids for window in visited])
+    seen = np.concatenate(visited)
     assert sorted(seen.tolist()) == list(range(len(documents)))
     for window in visited:
-        assert 1 <= len(window.ids) <= length
-        own = [documents[token] for token in window.ids]
+        assert 1 <= len(window) <= length
         if within_documents:
-            assert len(set(own)) == 1
-        if document_ids:
-            assert window.documents is not None
-            assert window.documents.tolist() == [document - own[0] for document in own]
-        else:
-            assert window.documents is None
+            assert len({documents[token] for token in window}) == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,8 +57,8 @@ def test_only_the_last_window_of_what_is_cut_is_shorter(shards: list[list[int]],
     sizes = list(chain(*shards))
     with tempfile.TemporaryDirectory() as folder:
         stream = stream_of(Path(folder), shards)
-        across = [len(window.ids) for window in Windows(stream, length)]
-        within = [len(window.ids) for window in Windows(stream, length, within_documents=True)]
+        across = [len(window) for window in Windows(stream, length)]
+        within = [len(window) for window in Windows(stream, length, within_documents=True)]
     assert across == cut_lengths(sum(sizes), length)
     assert within == [part for size in sizes for part in cut_lengths(size, length)]
 
@@ -108,11 +102,11 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
 
 
 def test_another_process_gets_the_same_windows_without_the_tokens(tmp_path: Path) -> None:
-    windows = Windows(stream_of(tmp_path, [[30_000], [30_000]]), 1_000, document_ids=True)
-    before = windows[29].ids.tolist()
+    windows = Windows(stream_of(tmp_path, [[30_000], [30_000]]), 1_000, within_documents=True)
+    before = windows[29].tolist()
     sent = pickle.dumps(windows)
     assert len(sent) < 2_000
-    assert pickle.loads(sent)[29].ids.tolist() == before
+    assert pickle.loads(sent)[29].tolist() == before
 
 
 def test_a_window_has_at_least_one_token(tmp_path: Path) -> None:

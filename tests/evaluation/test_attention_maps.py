@@ -10,8 +10,10 @@ from torch import Tensor
 
 from pipeline import cli
 from pipeline.bundle import Bundle, make_model, save_bundle
-from pipeline.data.config import TokenizerConfig
+from pipeline.data.config import TaskConfig, TokenizerConfig
+from pipeline.data.tasks import TASKS, Encoder
 from pipeline.evaluation.attention_maps import draw_grid, draw_masks, example_masks, find_maps
+from pipeline.evaluation.page import example_of
 from pipeline.model.attention import Attention
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.tokenizer import Tokenizer, train
@@ -73,6 +75,30 @@ def test_alignments_of_recurrent_models(tokenizer: Tokenizer, alignment: str) ->
     (found,) = find_maps(model, tokenizer, SOURCE, TARGET)
     memory = model.encode(torch.tensor([SOURCE]))
     assert found.kind == "cross" and torch.equal(found.heads_HTS, model.alignments(torch.tensor([TARGET]), memory))
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder", "recurrent"])
+@pytest.mark.parametrize("task", ["sentiment", "retrieval", "reversal"])
+def test_the_page_draws_what_the_task_reads(tokenizer: Tokenizer, family: Any, task: Any) -> None:
+    """With the class token before a text, or the end token after it; a recurrent model looks from its begin token."""
+    ids, first, end = tokenizer.encode("abc"), tokenizer.first, tokenizer.id("end")
+    expected: dict[str, tuple[list[int] | None, list[int] | None]] = {
+        "encoder": ([tokenizer.id("class"), *ids], None),
+        "decoder": (None, [first, *ids, end]),
+        "encoder-decoder": ([*ids, end], [first] if task == "sentiment" else None),
+        "recurrent": ([*ids, end], [first]),
+    }
+    if task == "reversal":
+        written = tokenizer.encode("cba")
+        expected |= dict.fromkeys(("encoder-decoder", "recurrent"), ([*ids, end], [first, *written]))
+        expected["decoder"] = (None, [first, *ids, tokenizer.id("separator"), *written])
+    if family not in TASKS[task].families:
+        return
+    architecture = resolve(ModelConfig(family=family, size="tiny"))
+    encoder = Encoder(TaskConfig(name=task), architecture, tokenizer, ["cba"], 16, 16)
+    example = example_of(encoder, {"source": "abc", "expected": "cba"})
+    read = tuple(None if part is None else part.tolist() for part in (example.source, example.inputs))
+    assert read == expected[family]
 
 
 def test_the_numbers_in_a_picture_are_the_probabilities(tokenizer: Tokenizer) -> None:

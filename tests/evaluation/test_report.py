@@ -204,4 +204,4 @@ def test_without_the_extra_the_report_waits(
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
     shutil.copy(study / REPORT, tmp_path / REPORT)
     publish(tmp_path / REPORT)
-    assert "pip install 'triptych-lm[reports]'" in capsys.readouterr().err
+    assert "pip install wandb-workspaces" in capsys.readouterr().err

@@ -12,17 +12,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from pipeline import cli
 from pipeline.configuration import build
-from pipeline.data.config import OBJECTIVES, ObjectiveConfig
+from pipeline.data.config import OBJECTIVES, ObjectiveConfig, TokenizerConfig
+from pipeline.data.objectives import IGNORED, Vocabulary, current, make_example
+from pipeline.errors import UserError
+from pipeline.evaluation import calibration
 from pipeline.evaluation import study as study_module
 from pipeline.evaluation.cell import Cell, content_hash, result_of
 from pipeline.evaluation.config import StudyConfig
-from pipeline.evaluation.matching import cost_of, matched
+from pipeline.evaluation.matching import cost_of, lengths, matched
+from pipeline.evaluation.plan import PLAN
+from pipeline.evaluation.predicting import Predictor
 from pipeline.evaluation.study import Study, plan_study
 from pipeline.model.config import ModelConfig, resolve
+from pipeline.tokenizer import Tokenizer, train
 from pipeline.training.config import FinetuneConfig, PretrainConfig
 from pipeline.training.run import Run, is_locked
 from tests.evaluation.miniature import command, write_study
@@ -42,6 +49,48 @@ def test_families_are_matched_to_within_a_percent(family: Any, rule: Any, size: 
     goal = cost_of(decoder, 8192, 256, ObjectiveConfig(name="causal"))
     found = cost_of(model, 8192, 256, objective)
     assert abs(getattr(found, rule) / getattr(goal, rule) - 1) <= 0.01
+
+
+@pytest.fixture(scope="module")
+def characters() -> Tokenizer:
+    return train(["abcd dcba"] * 9, TokenizerConfig(kind="character"), "")
+
+
+@pytest.mark.parametrize(
+    "family, settings",
+    [
+        ("encoder", {"rate": 0.15, "final_rate": 0.45}),
+        ("decoder", {"name": "causal"}),
+        ("decoder", {"name": "prefix"}),
+        ("decoder", {"name": "masked", "rate": 0.3}),
+        ("decoder", {"name": "hybrid", "causal_share": 0.25}),
+        ("decoder", {"schedule": {"causal": 0.25, "prefix": 0.75}}),
+        ("encoder-decoder", {"name": "prefix"}),
+        ("encoder-decoder", {"name": "span", "final_rate": 0.45}),
+        ("encoder-decoder", {"schedule": {"span": 0.5, "prefix": 0.5}}),
+        ("recurrent", {}),
+    ],
+)
+def test_planned_lengths_are_those_of_real_examples(family: Any, settings: Any, characters: Tokenizer) -> None:
+    """Over a whole run, in the mean of many windows, to within a fiftieth of a window."""
+    objective, vocabulary = ObjectiveConfig(**settings), Vocabulary.of(characters)
+    window, generator, found = 256, np.random.default_rng(1), []
+    for progress in np.linspace(0, 1, 2000, endpoint=False):
+        ids = generator.choice(vocabulary.ordinary, window)
+        one = make_example(ids, family, current(objective, progress), vocabulary, generator)
+        sides = (len(part) if part is not None else 0 for part in (one.source, one.inputs))
+        found.append((*sides, int((one.targets != IGNORED).sum())))
+    model = resolve(ModelConfig(family=family, size="tiny"))
+    assert np.abs(np.mean(found, 0) - lengths(model, window, objective)).max() < window / 50
+
+
+def test_a_decoder_of_another_objective_is_matched_in_flops() -> None:
+    reference, objective = ModelConfig(family="decoder", size="mini"), ObjectiveConfig(name="prefix")
+    model = matched(reference, "decoder", "flops", 8192, 256, objective)
+    goal = cost_of(resolve(reference), 8192, 256, ObjectiveConfig(name="causal")).flops
+    assert abs(cost_of(resolve(model), 8192, 256, objective).flops / goal - 1) <= 0.01
+    assert matched(reference, "decoder", "flops", 8192, 256, ObjectiveConfig()) == reference
+    assert matched(reference, "decoder", "parameters", 8192, 256, objective) == reference
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +138,10 @@ def test_every_command_says_what_its_job_is(settings: dict[str, Any]) -> None:
     """What is run and printed gives the settings that the job is named and checked by."""
     variants = '{"low": {"model.family": "decoder", "objective.name": "prefix", "optim.lr": 0.002, "model.layers": 3}}'
     study = planned(settings, variants=variants, learning_rates="[0.001]", seeds="1")
-    cells = [*study.pretraining(), *study.grid()]
-    assert len(cells) == 8 and len({cell.folder for cell in cells}) == 8
-    for cell in cells:
+    assert len(study.jobs()) == len({cell.folder for cell in study.jobs()}) == 8
+    scratch = {"pretrain": "[]", "pretrain_options": "{}", "task_options": '{"model.dropout": "0.3"}'}
+    dropout = planned(settings, task_options='{"model.dropout": "0.3"}')
+    for cell in (*study.jobs(), *planned(settings, **scratch).jobs(), *dropout.jobs()):
         kind: type[Any] = PretrainConfig if cell.stage == "pretrain" else FinetuneConfig
         typed = build(kind, [Path(file) for file in cell.files], cell.given)
         for name in ("model", "objective", "optim", "trainer", "data", "seed", "task"):
@@ -124,6 +174,60 @@ def test_jobs_are_named_by_what_they_learn_from(settings: dict[str, Any], tmp_pa
     assert here[:6] == changed[:6] and not set(here[6:]) & set(changed), "other rows at the same place are not seen"
 
 
+def test_settings_of_a_model_that_starts_from_a_bundle_name_its_jobs(settings: dict[str, Any], tmp_path: Path) -> None:
+    """A dropout beside the pretrained model, a bundle to start from, and the content of the user's own function."""
+
+    def folders(**more: Any) -> set[str]:
+        content_hash.cache_clear()
+        return {cell.folder.name for cell in planned(settings, **more).cells()}
+
+    assert not folders(task_options='{"model.dropout": "0.1"}') & folders(task_options='{"model.dropout": "0.3"}')
+    scratch = {"pretrain": "[]", "pretrain_options": "{}"}
+    assert not folders(**scratch) & folders(**scratch, task_options='{"init_from": "runs/other/bundle"}')
+    own = tmp_path / "own.py"
+    own.write_text("def change(row): return row")
+    before = folders(task_options=json.dumps({"task.function": f"{own}:change"}))
+    own.write_text("def change(row): return {**row}")
+    assert not before & folders(task_options=json.dumps({"task.function": f"{own}:change"}))
+
+
+def test_a_task_that_changes_the_planned_model_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    """What is trained from scratch is what is matched and reported."""
+    told = Path(json.loads(settings["tasks"])[0]).read_text() + "model:\n  family: encoder\n  size: tiny\n"
+    (tmp_path / "same.yaml").write_text(told)
+    (tmp_path / "other.yaml").write_text(told + "  feed_forward: 64\n  dropout: 0.4\n")
+    scratch = {"pretrain": "[]", "pretrain_options": "{}", "skip": "[]", "families": '["decoder"]'}
+    assert len(planned(settings, **scratch, tasks=f"[{tmp_path}/same.yaml]").jobs()) == 2
+    with pytest.raises(UserError, match="without model.feed_forward, model.dropout; move it to task_options"):
+        planned(settings, **scratch, tasks=f"[{tmp_path}/other.yaml]")
+
+
+def test_the_planned_vocabulary_is_that_of_the_tokenizer(
+    settings: dict[str, Any], characters: Tokenizer, tmp_path: Path
+) -> None:
+    characters.save(tmp_path / "tokenizer")
+    (tmp_path / "tokenizer" / "meta.json").unlink()
+    named = {"pretrain_options": json.dumps({"data.tokenizer": str(tmp_path / "tokenizer")})}
+    decoder = planned(settings, **named).candidates["decoder"]
+    assert decoder.cost.all_parameters - decoder.cost.parameters == characters.vocab_size * 32
+    with pytest.raises(UserError, match="mistyped: no tokenizer.json in it"):
+        planned(settings, pretrain_options='{"data.tokenizer": "mistyped"}')
+
+
+@pytest.mark.parametrize("damage", ["[]", '{"decoder": []}', '{"decoder": {"asked": 1}}'])
+def test_a_damaged_plan_is_one_line(settings: dict[str, Any], damage: str) -> None:
+    Path(settings["run_dir"]).mkdir()
+    (Path(settings["run_dir"]) / PLAN).write_text(damage)
+    with pytest.raises(UserError, match="plan.json: damaged.*delete it"):
+        planned(settings)
+
+
+def test_texts_of_variants_stay_as_they_are(settings: dict[str, Any]) -> None:
+    named = {"data.tokenizer": "tokenizers/français", "data.source": '"x"', "trainer.max_steps": 3, "data.x": ["é"]}
+    config = build(StudyConfig, [], settings | {"variants": json.dumps({"own": named})})
+    assert config.models()["own"].options == named | {"trainer.max_steps": "3", "data.x": r'["\u00e9"]'}
+
+
 def test_variants_are_matched_started_and_compared_as_they_say(settings: dict[str, Any]) -> None:
     variants = {
         "equal-flops": {"model.family": "encoder-decoder", "match": "flops", "against": ["decoder"]},
@@ -154,6 +258,15 @@ def test_variants_are_matched_started_and_compared_as_they_say(settings: dict[st
         ({"variants": '{"x": {"model.width": "wide"}}'}, "model.width must be a whole number or null"),
         ({"variants": '{"x": {"modl.width": 3}}'}, "unknown key 'modl.width'"),
         ({"variants": '{"x": {"model.family": "encoder", "start": "decoder"}}'}, "cannot start from decoder"),
+        (
+            {
+                "families": '["encoder"]',
+                "pretrain": "[]",
+                "pretrain_options": "{}",
+                "skip": '["sentiment", "retrieval"]',
+            },
+            "tasks: none of these models can do any of them",
+        ),
     ],
 )
 def test_mistakes_are_one_line_before_anything_starts(
@@ -188,6 +301,30 @@ def test_a_dry_run_times_every_shape_and_leaves_nothing(
         assert (runs, waiting) == ("2", "2") and steps == ("4" if job == "pretraining" else "5")
         assert job != "pretraining" or tokens == f"{4 * 8 * 32:,}"
     assert not Path(settings["run_dir"]).exists()
+
+
+def test_models_that_learn_from_other_rows_are_timed(settings: dict[str, Any], tmp_path: Path) -> None:
+    variants = '{"few": {"model.family": "encoder", "data.limit": 40}}'
+    study = planned(settings, variants=variants, pretrain="[]", pretrain_options="{}", families='["encoder"]')
+    first = {cell.candidate.name: cell for cell in study.jobs()}
+    found = {name: calibration.estimate(cell, 400, tmp_path) for name, cell in first.items()}
+    assert list(found) == ["encoder", "few"] and len(list(tmp_path.iterdir())) == 2
+
+
+def test_retrieval_is_timed_by_a_few_texts(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the whole set of documents, whose time would be taken for that of a few queries."""
+    embed, embedded = Predictor.embed, list[int]()
+
+    def counted(self: Predictor, texts: list[str]) -> Any:
+        embedded.append(len(texts))
+        return embed(self, texts)
+
+    monkeypatch.setattr(Predictor, "embed", counted)
+    study = planned(settings, skip='["sentiment", "summarization"]', families='["encoder"]')
+    calibration.estimate(next(study.cells()), 400, tmp_path)
+    assert embedded == [calibration.ANSWERS]
 
 
 @pytest.mark.parametrize("name", ["encoder-vs-decoder", "attention-worksheet"])
@@ -255,8 +392,37 @@ def test_rates_are_chosen_on_validation_with_the_same_budget(settings: dict[str,
         "sentiment-encoder-decoder-1-lr0.1", "sentiment-encoder-2-lr0.01", "sentiment-decoder-2-lr0.1",
         "sentiment-encoder-decoder-1", "sentiment-encoder-decoder-2",
     ], "the first seed of a rate is done twice, or a rate is chosen before all were tried"  # fmt: skip
+    assert len(study.jobs()) == 6 + 9 + 3, "the first seed of a rate is counted twice"
     pretend(grid[-1])
+    for answers in study.folder.glob("*/val-predictions.jsonl"):
+        answers.unlink()  # which choosing a rate needs not read
     assert {cell.candidate.name: cell.rate for cell in study.cells()} == best
+    assert len(study.jobs()) == 6 + 9 + 3
+
+
+def test_a_rate_that_diverges_is_passed_over(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    study = planned(settings, learning_rates="[0.001, 0.1]", seeds="2", families='["encoder"]')
+    for cell in (*study.pretraining(), *(cell for cell in study.grid() if cell.rate == 0.001)):
+        pretend(cell)
+    done: list[str] = []
+
+    def run(words: list[str], prepared: bool) -> int:
+        folder = Path(words[words.index("--run_dir") + 1])
+        done.append(folder.name.rpartition("-")[0])
+        folder.mkdir(exist_ok=True)
+        broken = {"step": 10, "train/skipped_steps": 0 if len(done) == 1 else 9}
+        (folder / "metrics.jsonl").write_text(json.dumps(broken) + "\n")
+        return 2
+
+    monkeypatch.setattr(study_module, "run_command", run)
+    assert len(study_module.run_study(study)) == 3, "a mistake that can be mended counts as a rate that was tried"
+    failed = study_module.run_study(study)
+    assert [cell.rate for cell in study.cells()] == [0.001, 0.001]
+    assert done == [
+        "sentiment-encoder-1-lr0.1", "sentiment-encoder-1-lr0.1", "sentiment-encoder-2-lr0.001",
+    ] and [line.partition(":")[0] for line in failed] == ["sentiment-encoder-2-lr0.001"]  # fmt: skip
+    study_module.run_study(study)
+    assert done[3:] == ["sentiment-encoder-2-lr0.001"], "a rate that diverged is tried again"
 
 
 @pytest.mark.slow

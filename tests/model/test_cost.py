@@ -100,6 +100,8 @@ def test_sizes_are_those_of_the_design() -> None:
     ("settings", "message"),
     [
         ({"heads": 6, "kv_heads": 4}, "cannot share"),
+        ({"heads": 512}, "head_width"),
+        ({"head_width": 0}, "head_width"),
         ({"width": 0}, "width"),
         ({"dropout": 1.0}, "dropout"),
         ({"family": "decoder", "attention": "low_rank"}, "low_rank mixes all positions"),

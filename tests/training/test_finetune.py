@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pipeline import cli
-from pipeline.bundle import load_bundle
+from pipeline.bundle import Bundle, load_bundle, make_model
 from pipeline.config import AnswerConfig, GenerationConfig
-from pipeline.data.config import TaskConfig, TaskDataConfig
+from pipeline.data.config import TaskConfig, TaskDataConfig, TokenizerConfig
 from pipeline.data.datamodule import Share, TokenSteps
 from pipeline.data.objectives import IGNORED
 from pipeline.data.rows import made_up, read_task
@@ -25,9 +25,11 @@ from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.generation import generate
 from pipeline.model.heads import pooled
 from pipeline.model.transformer import Transformer
+from pipeline.tokenizer import train
 from pipeline.training import checkpoint
 from pipeline.training.pretraining import start_bundle
 from pipeline.training.taskjob import warm_start
+from tests.novels import novel
 from tests.training.jobs import arguments, finish, last_step, rows, signal_when, start, write_novels
 
 GOOD, BAD = ["lovely", "splendid", "bright"], ["dreadful", "dull", "awful"]
@@ -239,6 +241,19 @@ def test_an_encoder_is_warm_started_with_fresh_cross_attention_only(
     data = str(tmp_path / "dev.jsonl")
     assert cli.main(["evaluate", str(run / "bundle"), "--data", data, "--generation.beams", "3"]) == 0
     assert set(written) == {GenerationConfig(beams=3, max_new_tokens=6)}
+
+
+@pytest.mark.parametrize("settings", [{"attention": "low_rank"}, {"preset": "t5"}], ids=str)
+def test_an_encoder_that_only_encoders_are_like_is_warm_started(settings: dict[str, Any]) -> None:
+    """Low-rank attention mixes all positions, and T5's buckets look both ways: a decoder has neither."""
+    torch.manual_seed(1)
+    model = make_model(resolve(ModelConfig(family="encoder", size="tiny", **settings)), 400)
+    bundle = Bundle(model, train([novel(1)], TokenizerConfig(vocab_size=400)))
+    made, given = warm_start(bundle, bundle).state_dict(), model.state_dict()
+    name = "blocks.1.attention.layer.query.weight"
+    assert torch.equal(made[f"decoder.{name}"], given[f"encoder.{name}"])
+    own = [name for name in made if name.startswith("decoder.positions.")]
+    assert own == [] or not torch.equal(made[own[0]], given[own[0].replace("decoder", "encoder")])
 
 
 def test_what_is_not_named_is_written_as_in_training() -> None:

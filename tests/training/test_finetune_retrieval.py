@@ -256,6 +256,7 @@ def test_a_bad_set_is_one_line_with_file_and_row_or_is_skipped(
         (["finetune", "--task.name", "retrieval", "--data.batch_tokens", "64"], "retrieval takes its negatives"),
         (["finetune", "--task.name", "retrieval", "--task.label_smoothing", "0.1"], "retrieval has no classes"),
         (["finetune", "--task.name", "retrieval", "--freeze"], "only classification has a head"),
+        (["finetune", "--task.name", "retrieval", "--data.micro_batch_size", "1"], "needs 2 rows or more on a device"),
         (["finetune", "--task.name", "retrieval"], "data.train: task retrieval needs rows"),
     ],
 )

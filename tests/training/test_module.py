@@ -531,7 +531,7 @@ def test_bits_per_byte_of_a_decoder(within_documents: bool, novels: Path, folder
     late_bytes = ends = tokens = 0
     lengths = set()
     for window in job.windows("validation"):
-        ids = window.ids.astype(np.int64)
+        ids = window.astype(np.int64)
         lengths.add(len(ids))
         with torch.no_grad():
             read = torch.tensor([[begin, *ids[:-1].tolist()]])
@@ -558,7 +558,7 @@ def test_bits_per_byte_after_a_prefix(family: str, novels: Path, folder: Path) -
     model, begin, end = job.model.eval(), job.tokenizer.id("begin"), job.tokenizer.id("end")
     nats, size = 0.0, 0
     for window in job.windows("validation"):
-        ids = window.ids.astype(np.int64).tolist()
+        ids = window.astype(np.int64).tolist()
         half = len(ids) // 2
         with torch.no_grad():
             if family == "decoder":

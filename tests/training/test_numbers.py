@@ -16,6 +16,7 @@ from pipeline.training import callbacks
 from pipeline.training.callbacks import measured_peak
 from pipeline.training.config import Precision
 from pipeline.training.optim import numbers_of
+from pipeline.training.run import rank
 from tests.training.jobs import arguments, rows, write_novels
 from tests.training.test_module import broken
 
@@ -117,3 +118,34 @@ def test_the_peak_is_that_of_the_numbers_a_run_computes_with(
     monkeypatch.setattr(torch, "randn", noted)
     assert measured_peak(torch.device("cpu"), precision) > 0
     assert kinds == [dtype]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, 0),
+        ({"RANK": "5", "LOCAL_RANK": "1"}, 5),
+        ({"NODE_RANK": "2", "LOCAL_RANK": "1"}, 9),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, 3),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "LOCAL_RANK": "2"}, 2),
+    ],
+    ids=["alone", "torchrun", "Lightning", "srun", "Lightning in a shell of srun"],
+)
+def test_the_number_of_a_process(told: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert rank(4) == expected
+
+
+def test_what_a_recurrent_model_does_not_train_does_not_count(tmp_path: Path) -> None:
+    """Causal pretraining takes its decoder alone: parameters at W&B, FLOPs and the share of the peak are of that."""
+    novels = write_novels(tmp_path / "novels", count=2)
+    run = trained(novels, tmp_path / "run", family="recurrent", trainer__max_steps=1, trainer__log_every=1)
+    model = load_bundle(run / "bundle").model
+    assert model.decoder is not None
+    parts = [model.decoder, model.head]
+    numbers = sum({p: p.numel() for part in parts for p in part.parameters()}.values())
+    row = next(row for row in rows(run) if "flops" in row)
+    assert row["flops"] == pytest.approx(6 * row["tokens_computed"] * numbers, rel=0.01)

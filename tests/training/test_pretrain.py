@@ -372,8 +372,8 @@ def test_a_bundle_with_too_few_positions_is_refused_before_training(
     bundle = trained("learned", trainer__max_steps=1, **learned) / "bundle"
     capsys.readouterr()
     assert cli.main(arguments(novels, tmp_path / "run", init_from=bundle, data__sequence_length=40)) == 2
-    assert "33" in one_line(capsys)
-    assert not (tmp_path / "run" / "metrics.jsonl").exists() or rows(tmp_path / "run") == []
+    assert "the model's 33 positions" in one_line(capsys)
+    assert not (tmp_path / "run" / "prepared.json").exists()  # nor was the corpus read
 
 
 def test_a_store_of_another_tokenizer_is_refused(
@@ -432,9 +432,20 @@ def test_two_jobs_cannot_work_on_one_run(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory. Tried to allocate"), MemoryError()])
-def test_running_out_of_memory_proposes_a_smaller_micro_batch(error: Exception) -> None:
-    module: Any = SimpleNamespace(micro_batch=8)
-    with pytest.raises(UserError, match=r"--data.micro_batch_size 4$"), one_line_memory_errors(module):
+@pytest.mark.parametrize(
+    ("rows", "retrieval", "remedy"),
+    [
+        (8, False, "go on with --data.micro_batch_size 4"),
+        (8, True, "start again in another folder with --data.micro_batch_size 4"),
+        (1, False, "go on with --trainer.recompute"),
+        (0, False, "start again with half of data.batch_tokens"),
+    ],
+)
+def test_running_out_of_memory_proposes_what_takes_less(
+    error: Exception, rows: int, retrieval: bool, remedy: str
+) -> None:
+    module: Any = SimpleNamespace(micro_batch=rows)
+    with pytest.raises(UserError, match=f"; {remedy}$"), one_line_memory_errors(module, retrieval):
         raise error
     with pytest.raises(RuntimeError, match="something else"), one_line_memory_errors(module):
         raise RuntimeError("something else")

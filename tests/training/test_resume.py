@@ -111,7 +111,10 @@ def test_resuming_with_other_settings(novels: Path, tmp_path: Path, capsys: pyte
     assert "model.width 32 → 64" in capsys.readouterr().err
     assert cli.main(arguments(novels, run, optim__lr=0.5)) == 2
     assert "--resume" in capsys.readouterr().err
-    assert finish(["pretrain", "--resume", str(run), "--trainer.log_every", "6"], output) == 0
+    assert cli.main(["pretrain", "--resume", str(run), "--trainer.max_steps", "3"]) == 2
+    assert "trainer.max_steps: the run is at step" in capsys.readouterr().err
+    more = ["--trainer.max_steps", "24", "--trainer.log_every", "6"]
+    assert finish(["pretrain", "--resume", str(run), *more], output) == 0
     assert "trainer.log_every 3 → 6" in output.read_text()
 
 

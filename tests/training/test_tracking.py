@@ -141,10 +141,10 @@ def test_online_the_server_gets_one_run_with_everything(tmp_path: Path, server: 
 def test_a_picture_reaches_the_server(tmp_path: Path, server: Server) -> None:
     pytest.importorskip("PIL.Image").new("L", (3, 2)).save(tmp_path / "map.png")
     tracker = begin(tmp_path / "run")
-    tracker.image("attention", tmp_path / "map.png", 4, "layer 1")
+    tracker.image("attention", tmp_path / "map.png", 4)
     tracker.finish()
     (row,) = next(iter(server.runs.values())).rows
-    assert row["attention"]["caption"] == "layer 1" and row["attention"]["width"] == 3 and row["trainer/step"] == 4
+    assert row["attention"]["width"] == 3 and row["trainer/step"] == 4
     assert (tmp_path / "map.png").read_bytes() in server.uploads.values()
 
 
