@@ -146,8 +146,7 @@ class Loaded:
             return self.predictor(batch_size)
         if model.architecture.family not in TRANSFORMERS:
             raise UserError(f"{self.folder}: a recurrent model makes no embeddings; use {' or '.join(TRANSFORMERS)}")
-        stack = model.encoder or model.decoder
-        limit = stack.positions.limit if stack and stack.positions.limit else READ_TOKENS + 2
+        limit = model.architecture.longest or READ_TOKENS + 2
         encoder = Encoder(
             TaskConfig(name="retrieval"), model.architecture, bundle.tokenizer, [], min(READ_TOKENS, limit - 2), 0
         )

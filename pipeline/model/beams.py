@@ -5,13 +5,14 @@ V vocabulary.
 """
 
 import math
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from pipeline.config import GenerationConfig
 from pipeline.model.decoding import Decoding
-from pipeline.model.sampling import Generated, finished, restrain, score
+from pipeline.model.sampling import Generated, finished, restrain
 
 Candidate = tuple[float, int, int]  # log-probability with the next token, that token, the sequence it goes on from
 
@@ -86,7 +87,7 @@ class Hypotheses:
             elif rank < beams:
                 ids = [*written_RL[parent].tolist(), token]
                 self.finished.append(finished(ids, total, self.config, self.end))
-        self.finished = sorted(self.finished, key=score, reverse=True)[:beams]
+        self.finished = sorted(self.finished, key=attrgetter("score"), reverse=True)[:beams]
         if len(self.finished) == beams and going:
             self.done |= going[0][0] / length**self.config.length_penalty <= self.finished[-1].score
         self.done |= not going

@@ -6,6 +6,7 @@ V vocabulary.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from pipeline.errors import UserError
 from pipeline.model.beams import search
 from pipeline.model.decoding import Decoding, SharedDecoding
 from pipeline.model.packing import packed
-from pipeline.model.sampling import NOTHING, Generated, draw, sample, score
+from pipeline.model.sampling import NOTHING, Generated, draw, sample
 from pipeline.model.transformer import Memory, Transformer
 
 
@@ -54,7 +55,7 @@ def generate(
         draws_RL = draw(config, range(first, first + len(prompts))).to(ids_BT.device)
         written = sample(decoding, logits_BV[rows_R], history_BL[rows_R], draws_RL, config, end, watch)
     groups = (written[place : place + config.sequences] for place in range(0, len(written), config.sequences))
-    return [sorted(group, key=score, reverse=True) for group in groups]
+    return [sorted(group, key=attrgetter("score"), reverse=True) for group in groups]
 
 
 def encode(model: Model, sources: Sequence[Sequence[int]]) -> Memory:

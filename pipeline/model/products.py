@@ -28,8 +28,7 @@ def onednn_is_ahead() -> bool:
 
 def processor() -> str:
     """What the system says of it."""
-    path = Path("/proc/cpuinfo")
-    return path.read_text() if path.is_file() else ""
+    return path.read_text() if (path := Path("/proc/cpuinfo")).is_file() else ""
 
 
 def suits_onednn(x: Tensor) -> bool:

@@ -12,14 +12,13 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pipeline.errors import UserError
 from pipeline.model.config import Architecture, Cell
-from pipeline.model.heads import ClassificationHead, LanguageHead
 from pipeline.model.positions import check_length, make_positions
-from pipeline.model.transformer import Cache, Memory, initialise_module
+from pipeline.model.transformer import Cache, LanguageModel, Memory
 
 CELLS: dict[Cell, type[nn.RNN] | type[nn.GRU] | type[nn.LSTM]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
-class Recurrent(nn.Module):
+class Recurrent(LanguageModel):
     """A recurrent encoder-decoder, from ids to states and logits; used like a transformer.
 
     The last state of the encoder's top layer starts every layer of the decoder. Attention is Luong's global one without
@@ -27,28 +26,19 @@ class Recurrent(nn.Module):
     """
 
     def __init__(self, model: Architecture, vocab_size: int) -> None:
-        super().__init__()
-        self.architecture = model
-        self.vocab_size = vocab_size
-        word_width = model.width - (model.position_width if model.position == "concatenated" else 0)
-        self.embedding = nn.Embedding(vocab_size, word_width)
-        self.scale = math.sqrt(model.width) if model.embedding_scale else 1.0
+        super().__init__(model, vocab_size)
         self.encoder = RecurrentStack(model, model.encoder_layers, model.bidirectional)
         self.decoder = RecurrentStack(model, model.decoder_layers, bidirectional=False)
         self.parts = 2 if model.cell == "lstm" else 1
         # Linear, because what an LSTM keeps has no bound.
         self.bridge = nn.Linear(self.parts * model.width, self.parts * model.decoder_layers * model.width, model.bias)
         self.attention = None if model.alignment == "none" else LuongAttention(model)
-        self.head = LanguageHead(model, vocab_size)
-        self.classifier: ClassificationHead | None = None
-        if model.tie_embeddings:
-            self.head.output.weight = self.embedding.weight
-        initialise(self)
+        self.complete()
 
     def encode(self, ids_BS: Tensor, real_BS: Tensor | None = None, documents_BS: Tensor | None = None) -> Memory:
         """States of a source, read in one direction or both, and the last of them."""
         refuse(documents_BS, "keep documents apart")
-        states_BSC, state_PLBC = self.encoder(self.embedding(ids_BS) * self.scale, real_BS)
+        states_BSC, state_PLBC = self.encoder(self.embed(ids_BS), real_BS)
         return Memory(states_BSC, real_BS, final_BC=state_PLBC[:, -1].transpose(0, 1).flatten(1))
 
     def decode(
@@ -66,12 +56,6 @@ class Recurrent(nn.Module):
         states_BTC = self.read(ids_BT, real_BT, memory, cache)
         return states_BTC if memory is None or self.attention is None else self.attention(states_BTC, memory)
 
-    def alignments(self, ids_BT: Tensor, memory: Memory, real_BT: Tensor | None = None) -> Tensor:
-        """How much each target token attends to each source token: probabilities (B, T, S)."""
-        if self.attention is None:
-            raise UserError("model.alignment: none has no attention to show; use dot, general or location")
-        return self.attention.probabilities(self.read(ids_BT, real_BT, memory, None), memory)
-
     def read(self, ids_BT: Tensor, real_BT: Tensor | None, memory: Memory | None, cache: Cache | None) -> Tensor:
         """States of the decoder's top layer, before attention."""
         assert cache is None or isinstance(cache, StateCache)
@@ -79,15 +63,11 @@ class Recurrent(nn.Module):
         if state_PLBC is None and memory is not None:
             state_BPLC = self.bridge(memory.final_BC).unflatten(-1, (self.parts, -1, self.architecture.width))
             state_PLBC = state_BPLC.permute(1, 2, 0, 3)
-        states_BTC, state_PLBC = self.decoder(self.embedding(ids_BT) * self.scale, real_BT, state_PLBC, cache)
+        states_BTC, state_PLBC = self.decoder(self.embed(ids_BT), real_BT, state_PLBC, cache)
         if cache:
             cache.state_PLBC = state_PLBC
             cache.tokens += ids_BT.shape[1]
         return states_BTC
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Scores of the vocabulary for states of any leading shape."""
-        return self.head(states)
 
     def new_cache(self, capacity: int) -> "StateCache":
         """An empty cache; a state has one size, so that any number of tokens fits."""
@@ -213,31 +193,3 @@ class LuongAttention(nn.Module):
         if memory.real_BS is not None:
             scores_BTS = scores_BTS.masked_fill(~memory.real_BS[:, None], -math.inf)
         return torch.nan_to_num(scores_BTS.softmax(-1))  # a source of padding alone gets zeros
-
-
-def initialise(model: Recurrent) -> None:
-    """Give every parameter its first value, each exactly once."""
-    done: set[int] = set()
-    for module in model.modules():
-        fresh = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in done]
-        done.update(map(id, fresh))
-        if isinstance(module, nn.RNNBase):
-            initialise_cell(module)
-        elif fresh:
-            initialise_module(module, model.architecture)
-    assert done == {id(parameter) for parameter in model.parameters()}, "a parameter without a first value"
-
-
-def initialise_cell(cell: nn.RNNBase) -> None:
-    """Each gate by itself: inputs Xavier, recurrence orthogonal, biases zero, but an LSTM begins by remembering."""
-    for name, parameter in cell.named_parameters():
-        gates = parameter.detach().chunk(len(parameter) // cell.hidden_size)
-        for gate in gates:
-            if name.startswith("weight_ih"):
-                nn.init.xavier_uniform_(gate)
-            elif name.startswith("weight_hh"):
-                nn.init.orthogonal_(gate)
-            else:
-                nn.init.zeros_(gate)
-        if name.startswith("bias_ih") and isinstance(cell, nn.LSTM):
-            nn.init.ones_(gates[1])  # torch's order: input, forget, cell, output

@@ -117,7 +117,3 @@ def restrain(logits_RV: Tensor, history_RL: Tensor, length: int, config: Generat
 
 def finished(ids: list[int], total: float, config: GenerationConfig, end: int) -> Generated:
     return Generated(ids[:-1] if ids[-1] == end else ids, total / len(ids) ** config.length_penalty)
-
-
-def score(generated: Generated) -> float:
-    return generated.score

@@ -136,8 +136,8 @@ class Stack(nn.Module):
         return self.norm(x_BTC)
 
 
-class Transformer(nn.Module):
-    """A model of any of the three families, from ids to states and logits."""
+class LanguageModel(nn.Module):
+    """What models of all families share: embeddings before the states, logits behind them."""
 
     def __init__(self, model: Architecture, vocab_size: int) -> None:
         super().__init__()
@@ -146,20 +146,38 @@ class Transformer(nn.Module):
         word_width = model.width - (model.position_width if model.position == "concatenated" else 0)
         self.embedding = nn.Embedding(vocab_size, word_width)
         self.scale = math.sqrt(model.width) if model.embedding_scale else 1.0
+
+    def complete(self) -> None:
+        """Add what comes last, and give every parameter its first value."""
+        self.head = LanguageHead(self.architecture, self.vocab_size)
+        self.classifier: ClassificationHead | None = None
+        if self.architecture.tie_embeddings:
+            self.head.output.weight = self.embedding.weight
+        initialise(self)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        return self.embedding(ids) * self.scale
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Scores of the vocabulary for states of any leading shape."""
+        return self.head(states)
+
+
+class Transformer(LanguageModel):
+    """A model of any of the three families, from ids to states and logits."""
+
+    def __init__(self, model: Architecture, vocab_size: int) -> None:
+        super().__init__(model, vocab_size)
         cross = model.family == "encoder-decoder"
         self.encoder = Stack(model, model.encoder_layers, causal=False, cross=False) if model.encoder_layers else None
         self.decoder = Stack(model, model.decoder_layers, causal=True, cross=cross) if model.decoder_layers else None
-        self.head = LanguageHead(model, vocab_size)
-        self.classifier: ClassificationHead | None = None
-        if model.tie_embeddings:
-            self.head.output.weight = self.embedding.weight
-        initialise(self)
+        self.complete()
 
     def encode(self, ids_BS: Tensor, real_BS: Tensor | None = None, documents_BS: Tensor | None = None) -> Memory:
         """States of a source that sees itself in full."""
         if self.encoder is None:
             raise UserError(f"a model of family {self.architecture.family} has no encoder")
-        states = self.encoder(self.embedding(ids_BS) * self.scale, real_BS, documents_BT=documents_BS)
+        states = self.encoder(self.embed(ids_BS), real_BS, documents_BT=documents_BS)
         return Memory(states, real_BS)
 
     def decode(
@@ -175,12 +193,7 @@ class Transformer(nn.Module):
         """States of tokens each of which sees those before it, and the memory where there is one."""
         if self.decoder is None:
             raise UserError(f"a model of family {self.architecture.family} has no decoder")
-        x_BTC = self.embedding(ids_BT) * self.scale
-        return self.decoder(x_BTC, real_BT, memory, prefix_B, documents_BT, cache, branches)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Scores of the vocabulary for states of any leading shape."""
-        return self.head(states)
+        return self.decoder(self.embed(ids_BT), real_BT, memory, prefix_B, documents_BT, cache, branches)
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for so many tokens."""
@@ -190,7 +203,7 @@ class Transformer(nn.Module):
 # --- Initialisation ----------------------------------------------------------------------------------------------
 
 
-def initialise(model: Transformer) -> None:
+def initialise(model: LanguageModel) -> None:
     """Give every parameter its first value, each exactly once."""
     done: set[int] = set()
     settings = model.architecture
@@ -220,6 +233,8 @@ def initialise_module(module: nn.Module, settings: Architecture) -> None:
             nn.init.normal_(module.weight, std=settings.width**-0.5)
         case nn.Embedding():
             nn.init.normal_(module.weight, std=deviation)
+        case nn.RNNBase():
+            initialise_cell(module)
         case nn.LayerNorm() | nn.RMSNorm():
             nn.init.ones_(module.weight)
         case Relative():
@@ -232,3 +247,18 @@ def initialise_module(module: nn.Module, settings: Architecture) -> None:
     bias = getattr(module, "bias", None)
     if isinstance(bias, nn.Parameter):
         nn.init.zeros_(bias)
+
+
+def initialise_cell(cell: nn.RNNBase) -> None:
+    """Each gate by itself: inputs Xavier, recurrence orthogonal, biases zero, but an LSTM begins by remembering."""
+    for name, parameter in cell.named_parameters():
+        gates = parameter.detach().chunk(len(parameter) // cell.hidden_size)
+        for gate in gates:
+            if name.startswith("weight_ih"):
+                nn.init.xavier_uniform_(gate)
+            elif name.startswith("weight_hh"):
+                nn.init.orthogonal_(gate)
+            else:
+                nn.init.zeros_(gate)
+        if name.startswith("bias_ih") and isinstance(cell, nn.LSTM):
+            nn.init.ones_(gates[1])  # torch's order: input, forget, cell, output

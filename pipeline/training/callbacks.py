@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
@@ -159,7 +160,7 @@ class Keeper(pl.Callback):
         if trainer.is_global_zero:
             done = module.progress
             score = self.score() if self.validated_at == done.step else None
-            state |= {"progress": done.state(), "precision": trainer.precision_plugin.state_dict()}
+            state |= {"progress": asdict(done), "precision": trainer.precision_plugin.state_dict()}
             checkpoint.save(self.run.path, state, done.step, score, regular)
             checkpoint.prune(self.run.path, module.settings.keep)
         trainer.strategy.barrier()

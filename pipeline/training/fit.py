@@ -112,11 +112,7 @@ def one_line_memory_errors(module: Training, retrieval: bool = False) -> Iterato
             raise
         if not module.micro_batch:
             raise UserError("out of memory; start again with half of data.batch_tokens") from error
-        smaller = f"--data.micro_batch_size {module.micro_batch // 2}"
-        if module.micro_batch == 1:
-            remedy = "go on with --trainer.recompute"
-        elif retrieval:  # its negatives are the others of a micro-batch
-            remedy = f"start again in another folder with {smaller}"
-        else:
-            remedy = f"go on with {smaller}"
-        raise UserError(f"out of memory with {module.micro_batch} samples at a time; {remedy}") from error
+        less = f"--data.micro_batch_size {module.micro_batch // 2}" if module.micro_batch > 1 else "--trainer.recompute"
+        changed = retrieval and module.micro_batch > 1  # its negatives are the others of a micro-batch
+        how = "start again in another folder with" if changed else "go on with"
+        raise UserError(f"out of memory with {module.micro_batch} samples at a time; {how} {less}") from error

@@ -4,7 +4,7 @@ Shapes: B batch, S source tokens, T target tokens, P positions with loss, C widt
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -55,9 +55,6 @@ class Progress:
     """Validations since then."""
     ended: bool = False
     """Whether the run has come to its end, which may be before its last step."""
-
-    def state(self) -> dict[str, int | float]:
-        return asdict(self)
 
 
 class Network(nn.Module):

@@ -103,12 +103,10 @@ class Muon(Optimizer):
         groups: Iterable[dict[str, Any]],
         betas: tuple[float, float],
         eps: float,
-        momentum: float = 0.95,
-        iterations: int = 5,
         narrow: bool = False,
     ) -> None:
         self.narrow = narrow
-        super().__init__(groups, {"betas": betas, "eps": eps, "momentum": momentum, "iterations": iterations})
+        super().__init__(groups, {"betas": betas, "eps": eps, "momentum": 0.95, "iterations": 5})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

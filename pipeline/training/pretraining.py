@@ -12,7 +12,7 @@ from pipeline.bundle import Bundle, Model, load_bundle, make_model, save_bundle
 from pipeline.configuration import build
 from pipeline.data.catalogue import cache
 from pipeline.data.config import OBJECTIVES
-from pipeline.data.corpus import SPLITS, Corpus, scan
+from pipeline.data.corpus import SPLITS, scan
 from pipeline.data.datamodule import Share, Steps
 from pipeline.data.store import MANIFEST, Store, prepare_store
 from pipeline.data.windows import Windows
@@ -88,7 +88,9 @@ def make_material(config: PretrainConfig, run: Run, start: Bundle | None) -> tup
         sizes = ", ".join(f"{corpus.bytes(split) / 1e6:.1f} MB for {split}" for split in SPLITS if corpus.bytes(split))
         note(f"corpus of {len(corpus.entries):,} documents: {sizes}")
         if not (folder / "meta.json").is_file():
-            train_tokenizer_for(config, corpus, folder)
+            with progress("counting words", corpus.bytes("train"), "bytes") as advance:
+                texts = reported(corpus.texts("train"), advance)
+                train(texts, config.data.new_tokenizer, corpus.fingerprint).save(folder)
         stores = Path(config.data.stores) if config.data.stores else cache() / "stores"
         store = prepare_store(corpus, folder, stores)
         run.add_material({"store": str(store.path.resolve()), "corpus": corpus.fingerprint})
@@ -101,11 +103,6 @@ def make_material(config: PretrainConfig, run: Run, start: Bundle | None) -> tup
 def is_material(run: Run) -> bool:
     """Whether tokenizer and store were made before and are still there; the corpus is not read again then."""
     return "store" in run.material and (Path(run.material["store"]) / MANIFEST).is_file()
-
-
-def train_tokenizer_for(config: PretrainConfig, corpus: Corpus, folder: Path) -> None:
-    with progress("counting words", corpus.bytes("train"), "bytes") as advance:
-        train(reported(corpus.texts("train"), advance), config.data.new_tokenizer, corpus.fingerprint).save(folder)
 
 
 def named_start(config: PretrainConfig) -> Bundle | None:

@@ -123,14 +123,14 @@ def print_scores(job: TaskJob, table: list[tuple[str, Score, Score | None]]) -> 
         whole = {key: value for key, value in score.metrics.items() if not key.startswith(BY_LENGTH)}
         rows = [(key, value, *([beside.metrics[key]] if beside else [])) for key, value in whole.items()]
         print_table(f"{task}, {split}", header, rows)
-    lengths = sorted({key for _, score, _ in table for key in score.metrics if key.startswith(BY_LENGTH)})
+    lengths = {key for _, score, _ in table for key in score.metrics if key.startswith(BY_LENGTH)}
     if lengths:
         header = ("length", *(f"{split} exact_match" for split, _, _ in table))
         by_length = [
             (int(key.removeprefix(BY_LENGTH)), *(score.metrics.get(key, "-") for _, score, _ in table))
             for key in lengths
         ]
-        print_table(f"{task}, by length", header, by_length)
+        print_table(f"{task}, by length", header, sorted(by_length))
 
 
 # --- Tables and pictures -----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from pipeline.bundle import Model
 from pipeline.config import GenerationConfig
@@ -76,7 +75,7 @@ def fill(model: Model, example: Example) -> Integers:
     device = next(model.parameters()).device
     batch = collate([example], pad=0).to(device)
     assert batch.source_BS is not None
-    with inference(model), torch.no_grad():
+    with inference(model):
         return model.logits(model.encode(batch.source_BS).states_BSC)[0].argmax(-1).cpu().numpy()
 
 
