@@ -119,9 +119,10 @@ def of_task(config: FinetuneConfig, run: Run, device: torch.device) -> Estimate:
     step = parts * seconds_of_step(network, config, batches)
     held_out, samples = job.rows.validation, config.trainer.validation_samples
     texts = list(held_out[0].documents.texts.values()) if held_out[0].documents else []
+    few: Any = (texts or held_out)[:ANSWERS]
     begun = time.perf_counter()
-    _: Any = job.predictor.embed(texts[:ANSWERS]) if texts else job.predictor.predict(held_out[:ANSWERS])
-    answered = (time.perf_counter() - begun) / min(ANSWERS, len(texts or held_out))
+    (job.predictor.embed if texts else job.predictor.predict)(few)
+    answered = (time.perf_counter() - begun) / len(few)
     validations = math.ceil(job.total_steps / config.trainer.validate_every)
     answers = validations * min(samples or len(held_out), len(held_out)) + len(held_out) + len(job.rows.test)
     answers += len(texts) * (validations + 1 + bool(job.rows.test))  # which are embedded anew each time

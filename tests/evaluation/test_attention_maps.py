@@ -73,8 +73,10 @@ def test_maps_make_the_output_of_attention_again(tokenizer: Tokenizer, position:
 def test_alignments_of_recurrent_models(tokenizer: Tokenizer, alignment: str) -> None:
     model = make(tokenizer, family="recurrent", preset="original", alignment=alignment, layers=2)
     (found,) = find_maps(model, tokenizer, SOURCE, TARGET)
+    assert isinstance(model, Recurrent) and model.attention is not None
     memory = model.encode(torch.tensor([SOURCE]))
-    assert found.kind == "cross" and torch.equal(found.heads_HTS, model.alignments(torch.tensor([TARGET]), memory))
+    weights = model.attention.probabilities(model.read(torch.tensor([TARGET]), None, memory, None), memory)
+    assert found.kind == "cross" and torch.equal(found.heads_HTS, weights)
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder", "recurrent"])
