@@ -16,6 +16,7 @@ from pipeline.evaluation.attention_maps import draw_grid, draw_masks, example_ma
 from pipeline.evaluation.page import example_of
 from pipeline.model.attention import Attention
 from pipeline.model.config import ModelConfig, resolve
+from pipeline.model.recurrent import Recurrent
 from pipeline.tokenizer import Tokenizer, train
 
 SOURCE, TARGET = [9, 12, 11, 10, 12], [1, 10, 11, 12]
