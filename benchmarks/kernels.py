@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels --rounds 15
 
-Norms, activations, dropout and attention forward and backward for 16 × 256 states (attention of short sequences: 120 of
-17 tokens), the loss of 2,048 states over 8,192 words, or without gradients for new tokens; steps are those of
-benchmarks/training.py, with AdamW. Each way in a process of its own, in turn.
+Layers, norms, activations, dropout and attention forward and backward for 16 × 256 states (attention of short
+sequences: 120 of 17 tokens), the loss of 2,048 states over 8,192 words, or without gradients for new tokens; steps are
+those of benchmarks/training.py, with AdamW. Each way in a process of its own, in turn.
 """
 
 from collections.abc import Callable
