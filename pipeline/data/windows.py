@@ -33,6 +33,11 @@ class Windows:
     def __getitem__(self, number: int) -> Ids:
         return self.stream.read(*self.span(number))
 
+    def documents(self, number: int) -> Integers:
+        """The document of each position of a window, numbered from 0 in it; attention can be kept inside each."""
+        documents = np.searchsorted(self.stream.document_bounds(), np.arange(*self.span(number)), side="right")
+        return documents - documents[0]
+
     def span(self, number: int) -> tuple[int, int]:
         """Where a window begins and ends in its stream."""
         if not 0 <= number < len(self):

@@ -99,11 +99,7 @@ class Muon(Optimizer):
     """
 
     def __init__(
-        self,
-        groups: Iterable[dict[str, Any]],
-        betas: tuple[float, float],
-        eps: float,
-        narrow: bool = False,
+        self, groups: Iterable[dict[str, Any]], betas: tuple[float, float], eps: float, narrow: bool = False
     ) -> None:
         self.narrow = narrow
         super().__init__(groups, {"betas": betas, "eps": eps, "momentum": 0.95, "iterations": 5})

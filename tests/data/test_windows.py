@@ -35,20 +35,22 @@ def stream_of(folder: Path, shards: list[list[int]]) -> Stream:
 
 @settings(max_examples=60, deadline=None)
 @given(SHARDS, st.integers(1, 40), st.booleans(), st.integers(0, 3))
-def test_an_epoch_visits_every_token_once(
+def test_an_epoch_visits_every_token_once_and_knows_its_document(
     shards: list[list[int]], length: int, within_documents: bool, epoch: int
 ) -> None:
     documents = [number for number, size in enumerate(chain(*shards)) for _ in range(size)]
     with tempfile.TemporaryDirectory() as folder:
         stream = stream_of(Path(folder), shards)
         windows = Windows(stream, length, within_documents=within_documents)
-        visited = [windows[number] for number in epoch_order(len(windows), seed=1, epoch=epoch)]
+        order = epoch_order(len(windows), seed=1, epoch=epoch).tolist()
+        visited = [windows[number] for number in order]
+        known = [windows.documents(number).tolist() for number in order]
     seen = np.concatenate(visited)
     assert sorted(seen.tolist()) == list(range(len(documents)))
-    for window in visited:
-        assert 1 <= len(window) <= length
-        if within_documents:
-            assert len({documents[token] for token in window}) == 1
+    for window, found in zip(visited, known, strict=True):
+        own = [documents[token] for token in window]
+        assert 1 <= len(window) <= length and found == [document - own[0] for document in own]
+        assert not within_documents or len(set(own)) == 1
 
 
 @settings(max_examples=60, deadline=None)
