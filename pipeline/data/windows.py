@@ -35,8 +35,8 @@ class Windows:
 
     def documents(self, number: int) -> Integers:
         """The document of each position of a window, numbered from 0 in it; attention can be kept inside each."""
-        documents = np.searchsorted(self.stream.document_bounds(), np.arange(*self.span(number)), side="right")
-        return documents - documents[0]
+        places, bounds = np.arange(*self.span(number)), self.stream.document_bounds()
+        return np.searchsorted(bounds, places, side="right") - np.searchsorted(bounds, places[:1], side="right")
 
     def span(self, number: int) -> tuple[int, int]:
         """Where a window begins and ends in its stream."""
