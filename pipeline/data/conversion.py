@@ -95,11 +95,12 @@ def big_text_novels(archives: Sequence[Path]) -> Iterator[Part]:
     yield "tolstoy-war_and_peace.txt", text[war_and_peace : text.index(b"\n the\n be\n of\n", war_and_peace)]
 
 
-def movie_reviews(archives: Sequence[Path]) -> Iterator[Part]:
-    """Long reviews from IMDB and single sentences from Rotten Tomatoes; 1 is positive."""
+def movie_reviews(sources: tuple[str, ...], archives: Sequence[Path]) -> Iterator[Part]:
+    """Long reviews (imdb), single sentences (rotten_tomatoes), or both; 1 is positive."""
     with member(archives[0], "movie_reviews/data/combined_movie_reviews.csv") as content:
         table = csv.DictReader(io.TextIOWrapper(content, "utf-8", newline=""))
-        yield from divided((row["text"], {"text": row["text"], "label": int(row["label"])}) for row in table)
+        chosen = (row for row in table if row["source"] in sources)
+        yield from divided((row["text"], {"text": row["text"], "label": int(row["label"])}) for row in chosen)
 
 
 def news_summaries(archives: Sequence[Path]) -> Iterator[Part]:

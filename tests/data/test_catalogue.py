@@ -280,7 +280,7 @@ def test_a_hub_dataset_with_other_files_is_one_line(imdb: list[str], tmp_path: P
     (tmp_path / COMMIT / "plain_text/test-00000-of-00001.parquet").rename(
         tmp_path / COMMIT / "plain_text/moved.parquet"
     )
-    with pytest.raises(UserError, match=r"^imdb: .*data files.* reviews-movies$"):
+    with pytest.raises(UserError, match=r"^imdb: .*data files.* reviews-movies, reviews-imdb$"):
         get("imdb")
 
 

