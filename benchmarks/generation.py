@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.harness import arguments_of, save
+from benchmarks.harness import arguments_of, print_profile, save
 from pipeline.bundle import Bundle, Model, make_model
 from pipeline.config import GenerationConfig
 from pipeline.data.config import TokenizerConfig
@@ -33,15 +33,16 @@ CASES = {"greedy, batch 1": (1, 1), "greedy, batch 16": (16, 1), "beam 5, batch 
 def main() -> None:
     parser = arguments_of("generation", __doc__, data=False)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind")
+    parser.add_argument("--profile", action="store_true", help="show where the time of ours goes")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    rows = [row for preset in ("gpt2", "t5") for row in compare(preset, arguments.rounds)]
+    rows = [row for preset in ("gpt2", "t5") for row in compare(preset, arguments.rounds, arguments.profile)]
     header = ("model", "what", "ours, tokens/s", "theirs", "ratio", "least", "most")
     print_table(f"transformers {transformers.__version__}, torch {torch.__version__}", header, rows)
     save(arguments.json, {"rows": [dict(zip(header, row, strict=True)) for row in rows]})
 
 
-def compare(preset: str, rounds: int) -> list[tuple[object, ...]]:
+def compare(preset: str, rounds: int, profile: bool) -> list[tuple[object, ...]]:
     ours, theirs = same_model(preset)
     rows: list[tuple[object, ...]] = []
     for name, (batch, beams) in CASES.items():
@@ -54,6 +55,8 @@ def compare(preset: str, rounds: int) -> list[tuple[object, ...]]:
                 assert job() == batch * NEW_TOKENS
                 if turn:
                     speeds[kind].append(batch * NEW_TOKENS / (time.perf_counter() - began))
+        if profile:
+            print_profile(f"{preset}, {name}: for each step", jobs["ours"], NEW_TOKENS)
         note(f"{preset}, {name}: done")
         own, other = (statistics.median(speeds[kind]) for kind in ("ours", "theirs"))
         ratios = [one / two for one, two in zip(speeds["ours"], speeds["theirs"], strict=True)]

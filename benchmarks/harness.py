@@ -11,6 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from pipeline.terminal import print_table
+
 Step = Callable[[], object]
 
 
@@ -56,6 +60,20 @@ def typed(options: dict[str, str]) -> list[str]:
 def save(path: Path, found: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def print_profile(what: str, job: Step, units: int = 1) -> None:
+    """Where the time of a job goes, by torch's profiler: milliseconds of each operation itself, for each of its units."""
+    job()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        job()
+    events = sorted(found.key_averages(), key=lambda event: event.self_cpu_time_total, reverse=True)
+    total = sum(event.self_cpu_time_total for event in events)
+    kept, others = events[:8], events[8:]
+    rows = [(event.key, event.count / units, event.self_cpu_time_total) for event in kept]
+    rows.append(("all others", sum(event.count for event in others) / units, total - sum(row[2] for row in rows)))
+    columns = ("operation", "calls", "ms", "share")
+    print_table(what, columns, [(name, calls, time / 1e3 / units, time / total) for name, calls, time in rows])
 
 
 class Worker:

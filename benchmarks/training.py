@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Step, Worker, arguments_of, in_turn, save
+from benchmarks.harness import Step, Worker, arguments_of, in_turn, print_profile, save
 from pipeline.bundle import make_model
 from pipeline.data.batch import Batch
 from pipeline.data.objectives import IGNORED
@@ -159,7 +159,7 @@ CASES = [
 # --- Ours --------------------------------------------------------------------------------------------------------
 
 
-def our_model(case: Case) -> Network:
+def our_model(case: Case, recompute: bool = False) -> Network:
     config = ModelConfig(
         family=case.family,  # type: ignore[arg-type]
         preset=case.preset,  # type: ignore[arg-type]
@@ -167,7 +167,10 @@ def our_model(case: Case) -> Network:
         dropout=case.dropout,
         attention_dropout=case.dropout,
     )
-    return Network(make_model(resolve(config), VOCABULARY))
+    model = make_model(resolve(config), VOCABULARY)
+    for stack in filter(None, (model.encoder, model.decoder)):
+        stack.recompute = recompute
+    return Network(model)
 
 
 def make_batch(family: str) -> Batch:
@@ -219,11 +222,11 @@ def make_step(model: nn.Module, batch: Batch, compiled: bool, kept: bool = True,
 # --- Measuring ---------------------------------------------------------------------------------------------------
 
 
-def prepare(number: int, ours: bool, compiled: bool) -> Callable[[], Step]:
+def prepare(number: int, recompute: bool, ours: bool, compiled: bool) -> Callable[[], Step]:
     case = CASES[number]
     batch = make_batch(case.family)
     case.make(0.0)  # imports its library
-    return lambda: make_step(our_model(case) if ours else case.make(case.dropout), batch, compiled)
+    return lambda: make_step(our_model(case, recompute) if ours else case.make(case.dropout), batch, compiled)
 
 
 def main() -> None:
@@ -231,12 +234,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--compile", action="store_true", help="measure both compiled too, which takes minutes more")
     parser.add_argument("--only", nargs="*", help="names of peers")
+    parser.add_argument(
+        "--recompute", action="store_true", help="ours keeps no activations inside blocks, to save memory"
+    )
+    parser.add_argument("--profile", action="store_true", help="show where the time of ours goes")
     arguments = parser.parse_args()
     rows, peak = [], matrix_peak()
     for number, case in enumerate(CASES):
         if case.name in (arguments.only or [case.name]):
-            rows.append(measured(number, case, arguments.rounds, arguments.compile, peak))
+            rows.append(measured(number, case, arguments.rounds, arguments.compile, arguments.recompute, peak))
             note(f"{case.name}: {rows[-1]['ratio']:.2f}")
+            if arguments.profile:
+                step = prepare(number, arguments.recompute, True, False)()
+                print_profile(f"{case.name}, {case.family}: a step of ours", step)
     header = (
         "peer", "family", "ours, ms", "compiled", "peer, ms", "compiled", "ratio", "least", "most", "tokens/s",
         "share of peak", "MB", "peer's MB", "ratio of memory",
@@ -246,9 +256,9 @@ def main() -> None:
     save(arguments.json, {"versions": versions, "peak": peak, "rows": rows})
 
 
-def measured(number: int, case: Case, rounds: int, compiled: bool, peak: float) -> dict[str, Any]:
+def measured(number: int, case: Case, rounds: int, compiled: bool, recompute: bool, peak: float) -> dict[str, Any]:
     kinds = [(ours, fused) for fused in (False, True)[: 1 + compiled] for ours in (True, False)]
-    answers = in_turn({kind: Worker(partial(prepare, number, *kind)) for kind in kinds}, rounds)
+    answers = in_turn({kind: Worker(partial(prepare, number, recompute, *kind)) for kind in kinds}, rounds)
     median = {kind: statistics.median(answer[kind]["seconds"] for answer in answers) for kind in kinds}
     best = {
         who: min((kind for kind in kinds if kind[0] == who), key=lambda kind: median[kind]) for who in (True, False)
