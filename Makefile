@@ -11,7 +11,7 @@ help:
 	@echo "make chaos     faults, bad input, untrusted files and load, on purpose; one to two hours; its tables go to benchmarks/RESULTS.md"
 	@echo "make lock      requirements.lock: every package with its hash"
 	@echo "make docs      docs/configuration.md, made from the dataclasses"
-	@echo "make bench     side by side with peers, about three hours; writes benchmarks/results/ and benchmarks/speed.png"
+	@echo "make bench     side by side with peers, two to four hours; writes benchmarks/results/ and benchmarks/speed.png"
 
 demo: .venv/installed-core
 	@TRIPTYCH=$(BIN)/triptych sh demo.sh
@@ -43,12 +43,13 @@ bench: DATA = --data $(NOVELS) --held_out $(HELD_OUT)
 bench: .venv/installed-bench
 	$(BIN)/python -m benchmarks.store --data $(NOVELS) --repeat 5
 	$(BIN)/python -m benchmarks.tokenizer $(DATA)
-	$(BIN)/python -m benchmarks.training --compile
-	$(BIN)/python -m benchmarks.generation
+	$(BIN)/python -m benchmarks.training --compile --profile
+	$(BIN)/python -m benchmarks.training --recompute --json benchmarks/results/training-recompute.json
+	$(BIN)/python -m benchmarks.generation --rounds 9 --profile
 	$(BIN)/python -m benchmarks.growth $(DATA)
 	$(BIN)/python -m benchmarks.startup $(DATA)
-	$(BIN)/python -m benchmarks.endtoend $(DATA)
 	for family in decoder encoder encoder-decoder; do $(BIN)/python -m benchmarks.quality $(DATA) --family $$family || exit; done
+	$(BIN)/python -m benchmarks.endtoend $(DATA)
 	$(BIN)/python -m benchmarks.picture
 
 clean:

@@ -1,6 +1,6 @@
 """How fast a whole pretraining job is, beside transformers' Trainer and beside our bare steps.
 
-    python -m benchmarks.endtoend --data NOVELS --rounds 4 --steps 50
+    python -m benchmarks.endtoend --data NOVELS --rounds 5 --steps 200
 
 The shape of benchmarks/training.py: a decoder of ours, GPT-2 of transformers, no dropout, AdamW, 16 windows of 256
 tokens from one store. Each job is a process of its own, in turn; tokens per second from the third step to the last,
@@ -36,7 +36,7 @@ SKIPPED = 2  # steps that warm up
 def main() -> None:
     parser = arguments_of("endtoend", __doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=50, help="of each job in each round")
+    parser.add_argument("--steps", type=int, default=200, help="of each job in each round")
     parser.add_argument("--job", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.job:
@@ -57,28 +57,23 @@ def main() -> None:
         (Path(scratch) / OPTIONS).write_text(json.dumps(words))
         for turn in range(arguments.rounds):
             for kind, found in speeds.items():
-                command = [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.endtoend",
-                    "--steps",
-                    str(arguments.steps),
-                    "--job",
-                    kind,
-                    scratch,
-                ]
+                asked = ["--steps", str(arguments.steps), "--job", kind, scratch]
+                command = [sys.executable, "-m", "benchmarks.endtoend", *asked]
                 done = subprocess.run(command, capture_output=True, text=True)
                 assert done.returncode == 0, done.stderr
                 found.append(float(done.stdout.splitlines()[-1]))
                 note(f"round {turn + 1}, {kind}: {found[-1]:,.0f} tokens/s")
+            save(arguments.json, {"steps": arguments.steps, "rows": rows_of(speeds)})  # were it stopped
+    header = ("what", "tokens/s", "least", "most", "ours beside it", "least", "most")
+    print_table(f"{arguments.rounds} × {arguments.steps} steps", header, rows_of(speeds))
+
+
+def rows_of(speeds: dict[str, list[float]]) -> list[tuple[object, ...]]:
     ours = speeds["triptych pretrain"]
-    rows = [
+    return [
         (kind, statistics.median(found), min(found), max(found), *ratio(ours, found))
         for kind, found in speeds.items()
     ]  # fmt: skip
-    header = ("what", "tokens/s", "least", "most", "ours beside it", "least", "most")
-    print_table(f"{arguments.rounds} × {arguments.steps} steps", header, rows)
-    save(arguments.json, {"rows": rows})
 
 
 def ratio(ours: list[float], other: list[float]) -> tuple[float, float, float]:

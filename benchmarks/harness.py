@@ -63,7 +63,7 @@ def save(path: Path, found: Any) -> None:
 
 
 def print_profile(what: str, job: Step, units: int = 1) -> None:
-    """Where the time of a job goes, by torch's profiler: milliseconds of each operation itself, for each of its units."""
+    """Where the time of a job goes, by torch's profiler: calls and milliseconds of each operation, by unit."""
     job()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
         job()

@@ -64,7 +64,7 @@ def main() -> None:
     parser = arguments_of("quality", __doc__)
     parser.add_argument("--family", choices=PEERS, default="decoder")
     parser.add_argument("--minutes", type=float, default=15, help="of the peer")
-    parser.add_argument("--tune", type=float, default=2, help="minutes for each learning rate of the peer")
+    parser.add_argument("--tune", type=float, default=1.5, help="minutes for each learning rate of the peer")
     parser.add_argument("--steps", type=int, help="of ours")
     parser.add_argument("--options", nargs="*", default=[], help="more settings of ours")
     arguments = parser.parse_args()

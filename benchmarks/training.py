@@ -169,7 +169,7 @@ def our_model(case: Case, recompute: bool = False) -> Network:
     )
     model = make_model(resolve(config), VOCABULARY)
     for stack in filter(None, (model.encoder, model.decoder)):
-        stack.recompute = recompute
+        stack.recompute = recompute  # type: ignore[assignment]
     return Network(model)
 
 
