@@ -151,6 +151,7 @@ def mapped(encode: Any, corpus: Path, output: Path) -> Result:
     """Lines as rows and batches of the default size, as transformers' run_clm.py does it."""
     import datasets
 
+    datasets.disable_progress_bars()
     files = sorted(map(str, corpus.iterdir()))
     rows = datasets.load_dataset(
         "text", data_files=files, split="train", keep_linebreaks=True, cache_dir=str(output / "cache")

@@ -100,27 +100,31 @@ class Bucketed(Positions):
 
     def __init__(self, heads: int, buckets: int, distance: int, bidirectional: bool) -> None:
         super().__init__()
-        self.buckets, self.distance, self.bidirectional = buckets, distance, bidirectional
+        self.distance = distance
         self.table = nn.Embedding(buckets, heads)
+        known = bucket(torch.arange(-distance, distance + 1), buckets, distance, bidirectional)
+        self.register_buffer("buckets", known, persistent=False)  # of each distance; those beyond are like the last
+        self.buckets: Tensor
 
     def biases(self, layers: int, queries: Tensor, keys: Tensor) -> list[Tensor | None]:
-        bias_TSH = self.table(self.bucket(keys[None, :] - queries[:, None]))
+        distance_TS = (keys[None, :] - queries[:, None]).clamp(-self.distance, self.distance) + self.distance
+        bias_TSH = self.table(self.buckets[distance_TS])
         return [bias_TSH.permute(2, 0, 1).contiguous()] * layers  # attention reads other orders slowly
 
-    def bucket(self, distance_TS: Tensor) -> Tensor:
-        """A bucket for each small distance, then growing ones; half of them for what comes later, if that is seen."""
-        buckets = self.buckets
-        offset = torch.zeros_like(distance_TS)
-        if self.bidirectional:
-            buckets //= 2
-            offset = (distance_TS > 0) * buckets
-            far = distance_TS.abs()
-        else:
-            far = -distance_TS.clamp(max=0)
-        exact = buckets // 2
-        growth = torch.log(far.clamp(min=1).float() / exact) / math.log(self.distance / exact)
-        large = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
-        return offset + torch.where(far < exact, far, large)
+
+def bucket(distances: Tensor, buckets: int, furthest: int, bidirectional: bool) -> Tensor:
+    """A bucket for each small distance, then growing ones; half of them for what comes later, if that is seen."""
+    offset = torch.zeros_like(distances)
+    if bidirectional:
+        buckets //= 2
+        offset = (distances > 0) * buckets
+        far = distances.abs()
+    else:
+        far = -distances.clamp(max=0)
+    exact = buckets // 2
+    growth = torch.log(far.clamp(min=1).float() / exact) / math.log(furthest / exact)
+    large = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return offset + torch.where(far < exact, far, large)
 
 
 class Rotary(Positions):

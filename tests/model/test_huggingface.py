@@ -25,6 +25,7 @@ from pipeline.errors import UserError
 from pipeline.model.config import Architecture, Family, ModelConfig, Preset, Size, resolve
 from pipeline.model.forms import IDLE, config_for, form_for, settings_from
 from pipeline.model.huggingface import export_model, import_model
+from pipeline.model.positions import Bucketed
 from pipeline.tokenizer import Tokenizer, train
 from tests.novels import novel
 
@@ -168,6 +169,18 @@ def test_an_imported_model_gives_their_logits_and_goes_back_unchanged(name: str,
     changed = {key for key, tensor in stored.items() if not torch.equal(tensor, written[key])}
     folded = {f"bert.embeddings.{kind}_embeddings.weight" for kind in ("position", "token_type")}
     assert changed == (folded if name.startswith("bert") else set())
+
+
+@pytest.mark.parametrize(("buckets", "furthest"), [(32, 128), (8, 14), (7, 200)])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_puts_any_distance_into_their_bucket(buckets: int, furthest: int, bidirectional: bool) -> None:
+    theirs = transformers.models.t5.modeling_t5.T5Attention._relative_position_bucket
+    ours = Bucketed(1, buckets, furthest, bidirectional)
+    with torch.no_grad():
+        ours.table.weight[:, 0] = torch.arange(float(buckets))
+        (found,) = ours.biases(1, torch.arange(300), torch.arange(500))
+    distances = torch.arange(500) - torch.arange(300)[:, None]
+    assert found is not None and torch.equal(found[0].long(), theirs(distances, bidirectional, buckets, furthest))
 
 
 def test_what_counts_here_are_the_settings_not_their_defaults(tmp_path: Path) -> None:
