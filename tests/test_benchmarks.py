@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import picture, tasks
+from benchmarks import picture, quality, tasks
 from benchmarks.harness import arguments_of, save, small_job, typed
 from pipeline.configuration import build
 from pipeline.data.catalogue import ENTRIES
@@ -43,6 +43,13 @@ def test_what_was_found_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "argv", ["picture", "--results", str(tmp_path / "results"), "--output", str(drawn)])
     picture.main()
     assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_peer_is_tuned_until_its_best_rate_lies_between_others() -> None:
+    assert set(quality.tune(lambda rate: abs(rate - 2e-3))) == {1e-3, 2e-3, 4e-3}
+    assert set(quality.tune(lambda rate: abs(rate - 6e-4))) == {2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3}
+    assert max(quality.tune(lambda rate: abs(rate - 1e-2))) == 16e-3
+    assert len(quality.tune(lambda rate: rate)) == quality.MOST_RATES  # and no more if lower is always better
 
 
 def test_the_settings_of_the_tasks_are_understood() -> None:
