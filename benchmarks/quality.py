@@ -4,10 +4,10 @@
 
 Peers: GPT-2, BERT or T5 of transformers in the shape of benchmarks/training.py, AdamW, a linear schedule over the
 minutes, no dropout, compiled if that is faster, at the best learning rate of three, each tried for `--tune` minutes,
-and of more while the best is the lowest or the highest. Ours: `triptych pretrain` with `modern` and Muon, a cosine over 0.4
-times as many steps as the peer did, nothing tuned. Same tokenizer, windows, order, masks and held-out books; one after
-the other on the whole machine. The clock of ours runs while it validates and saves, the peer's neither then nor while
-it compiles.
+and of more while the best is the lowest or the highest. Ours: `triptych pretrain` with `modern` and Muon, a cosine over
+0.4 times as many steps as the peer did, nothing tuned. Same tokenizer, windows, order, masks and held-out books; one
+after the other on the whole machine. The clock of ours runs while it validates and saves, the peer's neither then nor
+while it compiles.
 """
 
 import argparse
