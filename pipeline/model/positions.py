@@ -108,19 +108,14 @@ class Bucketed(Positions):
 
     def biases(self, layers: int, queries: Tensor, keys: Tensor) -> list[Tensor | None]:
         distance_TS = (keys[None, :] - queries[:, None]).clamp(-self.distance, self.distance) + self.distance
-        bias_TSH = self.table(self.buckets[distance_TS])
-        return [bias_TSH.permute(2, 0, 1).contiguous()] * layers  # attention reads other orders slowly
+        return [self.table(self.buckets[distance_TS]).permute(2, 0, 1).contiguous()] * layers  # read slowly otherwise
 
 
 def bucket(distances: Tensor, buckets: int, furthest: int, bidirectional: bool) -> Tensor:
     """A bucket for each small distance, then growing ones; half of them for what comes later, if that is seen."""
-    offset = torch.zeros_like(distances)
-    if bidirectional:
-        buckets //= 2
-        offset = (distances > 0) * buckets
-        far = distances.abs()
-    else:
-        far = -distances.clamp(max=0)
+    buckets = buckets // 2 if bidirectional else buckets
+    offset = (distances > 0) * (buckets if bidirectional else 0)
+    far = distances.abs() if bidirectional else -distances.clamp(max=0)
     exact = buckets // 2
     growth = torch.log(far.clamp(min=1).float() / exact) / math.log(furthest / exact)
     large = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
