@@ -63,7 +63,7 @@ def main() -> None:
                 assert done.returncode == 0, done.stderr
                 found.append(float(done.stdout.splitlines()[-1]))
                 note(f"round {turn + 1}, {kind}: {found[-1]:,.0f} tokens/s")
-            save(arguments.json, {"steps": arguments.steps, "rows": rows_of(speeds)})  # were it stopped
+            save(arguments.json, {"steps": arguments.steps, "rows": rows_of(speeds)})  # after each round
     header = ("what", "tokens/s", "least", "most", "ours beside it", "least", "most")
     print_table(f"{arguments.rounds} × {arguments.steps} steps", header, rows_of(speeds))
 

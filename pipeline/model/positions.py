@@ -108,7 +108,8 @@ class Bucketed(Positions):
 
     def biases(self, layers: int, queries: Tensor, keys: Tensor) -> list[Tensor | None]:
         distance_TS = (keys[None, :] - queries[:, None]).clamp(-self.distance, self.distance) + self.distance
-        return [self.table(self.buckets[distance_TS]).permute(2, 0, 1).contiguous()] * layers  # read slowly otherwise
+        # contiguous, since attention reads other orders slowly
+        return [self.table(self.buckets[distance_TS]).permute(2, 0, 1).contiguous()] * layers
 
 
 def bucket(distances: Tensor, buckets: int, furthest: int, bidirectional: bool) -> Tensor:
