@@ -25,7 +25,7 @@ class GenerationConfig:
     length_penalty: float = 1.0
     """Divide the log-probability of a sequence by its length to this power; more favours longer ones."""
     no_repeat_ngram: int = 0
-    """Write no sequence of this many tokens twice, nor one of the prompt's; 0 allows it."""
+    """Write no sequence of this many tokens twice, nor one of the prompt's, but any of a task's source; 0 allows it."""
     sequences: int = 1
     """How many sequences to return for each prompt, the most probable first."""
     seed: int = 0
@@ -127,7 +127,7 @@ class AnswerConfig:
     length_penalty: float | None = None
     """Divide the log-probability of a sequence by its length to this power; more favours longer ones."""
     no_repeat_ngram: int | None = None
-    """Write no sequence of this many tokens twice, nor one of the source's; 0 allows it."""
+    """Write no sequence of this many tokens twice; 0 allows it."""
 
     def __post_init__(self) -> None:
         least = max(1, self.min_new_tokens or 1)  # what the training set is not known here

@@ -90,7 +90,8 @@ class Predictor:
         memory = encode(self.model, sources) if sources else None
         prompts = [prompt for _, prompt in questions]
         tokenizer = self.encoder.tokenizer
-        written = generate(self.model, prompts, self.generation, end=tokenizer.id("end"), memory=memory)
+        end = tokenizer.id("end")
+        written = generate(self.model, prompts, self.generation, end=end, memory=memory, answer=True)
         return [tokenizer.decode(sequences[0].ids).strip() for sequences in written]
 
     def score(self, rows: Sequence[Row], predictions: Sequence[Any]) -> Score:

@@ -30,12 +30,14 @@ def generate(
     memory: Memory | None = None,
     first: int = 0,
     watch: Callable[[int], None] | None = None,
+    answer: bool = False,
 ) -> list[list[Generated]]:
     """Write on from each prompt; return its sequences, the most probable first; `watch` is told a single one's tokens.
 
     An encoder-decoder goes on from a begin token (and what else it shall begin with) and the memory that `encode` makes
     of the sources. What is drawn at random follows from the seed and the number of the prompt, counted from `first`,
     whatever else is in the batch. Beam search returns fewer sequences than it should only if there are no more.
+    `answer` says that prompts are sources, of which an n-gram may be written again, as every encoder-decoder may.
     """
     check(model, prompts, config, memory)
     rows = len(prompts) * max(config.beams, config.sequences)
@@ -43,7 +45,8 @@ def generate(
     with inference(model), eager, packed(*filter(None, (model.decoder, model.head)), rows=rows):
         ids_BT, real_BT = padded(prompts, model, left=True)
         history_BL = ids_BT.new_full((len(prompts), ids_BT.shape[1] + config.max_new_tokens), NOTHING)
-        history_BL[:, : ids_BT.shape[1]] = ids_BT if real_BT is None else ids_BT.where(real_BT, NOTHING)
+        if not answer:
+            history_BL[:, : ids_BT.shape[1]] = ids_BT if real_BT is None else ids_BT.where(real_BT, NOTHING)
         shared = config.beams > 1 and isinstance(model, Transformer)
         decoding = SharedDecoding(model, memory) if shared else Decoding(model, memory)
         logits_BV = decoding.prompt(ids_BT, real_BT, room=config.beams * config.max_new_tokens)

@@ -218,6 +218,24 @@ def test_no_n_gram_comes_twice_and_the_end_waits() -> None:
         assert len(pairs) == len(set(pairs)) and len(one.ids) >= 25
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_an_answer_may_say_again_what_its_source_says(beams: int) -> None:
+    """A decoder has the source in its prompt, an encoder-decoder has not: the same rule must hold for both."""
+    model = make("decoder")
+    config = GenerationConfig(max_new_tokens=8, min_new_tokens=8, no_repeat_ngram=1, beams=beams)
+    prompts = [list(range(4, VOCABULARY - 9))]  # so that nearly every token is one of the prompt's
+    (barred,), (free,) = (generate(model, prompts, config, end=END, answer=answer)[0] for answer in (False, True))
+    assert not set(barred.ids) & set(prompts[0])
+    assert set(free.ids) & set(prompts[0]) and len(set(free.ids)) == 8 and free.score > barred.score
+    if beams == 1:
+        ids: list[int] = []
+        for _ in range(8):
+            logits = next_logits(model, [*prompts[0], *ids], None).detach()
+            logits[[END, *ids]] = -torch.inf
+            ids.append(int(logits.argmax()))
+        assert free.ids == ids
+
+
 def test_training_goes_on_where_it_was() -> None:
     model = make("decoder", dropout=0.5).train()
     config = GenerationConfig(max_new_tokens=5)
