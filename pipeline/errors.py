@@ -5,6 +5,10 @@ class UserError(Exception):
     """Something the user can mend: one line that says what, where and what to do; the command exits with code 2."""
 
 
+class Diverged(UserError):
+    """A run that found no finite gradient any more, as it would again."""
+
+
 class Stopped(Exception):
     """A job that a signal ended after it had saved; the command exits with 75, or 0 if a cluster starts it again."""
 

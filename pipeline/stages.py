@@ -1,6 +1,5 @@
 """One plain function per command, each a short list of named steps. Read this first."""
 
-from dataclasses import fields
 from pathlib import Path
 
 from pipeline.config import (
@@ -22,7 +21,6 @@ from pipeline.data.config import (
     InspectConfig,
     PrepareConfig,
     TokenizerCompareConfig,
-    TokenizerConfig,
     TokenizerTrainConfig,
 )
 from pipeline.data.corpus import Corpus, scan
@@ -33,7 +31,7 @@ from pipeline.errors import UserError
 from pipeline.evaluation.config import StudyConfig
 from pipeline.files import write_text
 from pipeline.terminal import note, print_table, progress, reported, say
-from pipeline.tokenizer import Tokenizer, measure, special_tokens, train
+from pipeline.tokenizer import Tokenizer, is_learnt_from, measure, special_tokens, train
 from pipeline.training.config import FinetuneConfig, PretrainConfig, RunBundleConfig, RunsConfig, SyncConfig
 from pipeline.training.run import RUNS_HEADER, Run, describe, rank, runs_below
 
@@ -207,6 +205,8 @@ def import_bundle(config: ImportConfig) -> None:
     from pipeline.bundle import save_bundle
     from pipeline.model.huggingface import import_model
 
+    if (Path(config.bundle) / "config.json").exists():
+        raise UserError(f"{config.bundle}: holds a model of transformers, which a bundle would damage; choose another")
     save_bundle(import_model(config.source), Path(config.bundle))
     say(config.bundle)
 
@@ -224,9 +224,7 @@ def is_trained(config: TokenizerTrainConfig, corpus: Corpus) -> bool:
     """Whether the tokenizer asked for is there already; another one in its place is never overwritten."""
     if not (Path(config.output) / "tokenizer.json").exists():
         return False
-    meta = Tokenizer.load(config.output).meta
-    settings = {field.name: getattr(config, field.name) for field in fields(TokenizerConfig)}
-    if (meta.get("corpus_fingerprint"), meta.get("settings")) != (corpus.fingerprint, settings):
+    if not is_learnt_from(config.output, corpus.fingerprint, config):
         raise UserError(
             f"{config.output}: holds a tokenizer trained on other text or with other settings; "
             "choose another --output, or delete it if nothing uses it"

@@ -240,7 +240,7 @@ def describe(tokenizer: Tokenizer, config: TokenizerConfig, measured: Measure) -
     return {
         "format": FORMAT,
         "library": f"tokenizers {tokenizers.__version__}",
-        "settings": {setting.name: getattr(config, setting.name) for setting in fields(TokenizerConfig)},
+        "settings": settings_of(config),
         "vocab_size": tokenizer.vocab_size,
         "bytes_per_token": round(measured.bytes_per_token, 4),
         "fertility": round(measured.fertility, 4),
@@ -248,6 +248,19 @@ def describe(tokenizer: Tokenizer, config: TokenizerConfig, measured: Measure) -
         "longest_tokens": sorted(tokens, key=len, reverse=True)[:20],
         "sample_tokens": tokens[:: len(tokens) // 50 + 1],
     }
+
+
+def settings_of(config: TokenizerConfig) -> dict[str, Any]:
+    """The settings that decide what a text teaches a tokenizer."""
+    return {setting.name: getattr(config, setting.name) for setting in fields(TokenizerConfig)}
+
+
+def is_learnt_from(folder: Path | str, text: str, config: TokenizerConfig) -> bool:
+    """Whether a folder holds the tokenizer that these settings make of the text with this fingerprint."""
+    if not (Path(folder) / "meta.json").is_file():
+        return False
+    meta = Tokenizer.load(folder).meta
+    return (meta.get("corpus_fingerprint"), meta.get("settings")) == (text, settings_of(config))
 
 
 # --- What tokenizers are made of ---------------------------------------------------------------------------------

@@ -131,11 +131,15 @@ class ObjectiveConfig:
         if self.schedule and not math.isclose(sum(self.schedule.values()), 1, abs_tol=1e-6):
             raise UserError(f"objective.schedule: shares add up to {sum(self.schedule.values()):g}; make it 1")
 
+    def names(self, family: Family) -> list[str]:
+        """The objectives of a run, in order."""
+        return list(self.schedule) or [self.name or OBJECTIVES[family][0]]
+
 
 def check_objective(config: ObjectiveConfig, family: Family) -> None:
     """Refuse, in one line, an objective that a family cannot be trained with."""
     known = OBJECTIVES[family]
-    for name in config.schedule or [config.name or known[0]]:
+    for name in config.names(family):
         if name not in known:
             key = "schedule" if config.schedule else "name"
             raise UserError(f"objective.{key}: family {family} cannot be trained with {name}; use {' or '.join(known)}")

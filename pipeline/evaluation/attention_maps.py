@@ -37,15 +37,19 @@ class Map:
 
 
 def find_maps(
-    model: Model, tokenizer: Tokenizer, source: Sequence[int] | None, target: Sequence[int] | None
+    model: Model, tokenizer: Tokenizer, source: Sequence[int] | None, target: Sequence[int] | None, prefix: int = 0
 ) -> list[Map]:
-    """The attention of every layer while a model reads a source, a target or both, layer by layer."""
+    """The attention of every layer while a model reads a source, a target or both, layer by layer.
+
+    So many tokens of the target are a prefix, which is read both ways.
+    """
     device = next(model.parameters()).device
 
     def run() -> None:
         memory = model.encode(torch.tensor([source], device=device)) if source else None
         if target and model.decoder is not None:
-            model.decode(torch.tensor([target], device=device), memory=memory)
+            prefix_B = torch.tensor([prefix], device=device) if prefix else None
+            model.decode(torch.tensor([target], device=device), memory=memory, prefix_B=prefix_B)
 
     with inference(model):
         found = attention_probabilities(model, run)
@@ -71,9 +75,10 @@ def attention_maps(
     folder: Path,
     layer: int | None = None,
     head: int | None = None,
+    prefix: int = 0,
 ) -> list[Path]:
     """Draw a picture of each kind of attention, its layers downwards and its heads to the right; or only some."""
-    maps = [one for one in find_maps(model, tokenizer, source, target) if layer in (None, one.layer)]
+    maps = [one for one in find_maps(model, tokenizer, source, target, prefix) if layer in (None, one.layer)]
     if not maps or (head is not None and head > min(len(one.heads_HTS) for one in maps)):
         raise UserError(f"layer and head: the model has no head {head or 1} in layer {layer or 1}; both count from 1")
     suffix = "".join(f"-{word}-{number}" for word, number in (("layer", layer), ("head", head)) if number)

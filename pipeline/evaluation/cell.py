@@ -96,6 +96,7 @@ def contents(config: PretrainConfig | FinetuneConfig) -> dict[str, str]:
     words = [word for value in named.values() for word in (value if isinstance(value, list) else [value])]
     if isinstance(config, FinetuneConfig) and config.task.function:
         words.append(config.task.function.rpartition(":")[0])
+    words += [config.init_from, getattr(config, "init_decoder_from", None)]
     return {word: found for word in words if isinstance(word, str) and (found := content_hash(word))}
 
 

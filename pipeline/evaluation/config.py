@@ -82,6 +82,8 @@ class StudyConfig:
         if any(not 0 < rate < 1 for rate in self.learning_rates):
             raise UserError("learning_rates: must be above 0 and below 1")
         models = self.models()
+        if not self.pretrain and any(one.match == "flops" for one in models.values()):
+            raise UserError("match: flops are those of pretraining; without it match parameters, or tokens")
         for name in self.variants:
             variant = models[name]
             if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in self.families:
@@ -92,6 +94,8 @@ class StudyConfig:
                 raise UserError(f"variants: {name} names {unknown[0]!r}, which is no model of this study")
             if variant.start and (not self.pretrain or models[variant.start].start):
                 raise UserError(f"variants: {name} starts from {variant.start}, which has no pretraining of its own")
+            if variant.start and variant.match:
+                raise UserError(f"variants: {name} is as large as {variant.start}, its start; leave out its match")
 
     def models(self) -> dict[str, Variant]:
         """The families, each compared with all others, and the variants."""

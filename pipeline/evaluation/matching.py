@@ -27,7 +27,7 @@ def cost_of(model: Architecture, vocab_size: int, window: int, objective: Object
     """Count a model's cost on windows of so many raw tokens."""
     source, target, predicted = lengths(model, window, objective)
     if model.family == "recurrent":
-        return recurrent_cost(model, vocab_size, source + target)
+        return recurrent_cost(model, vocab_size, source, target, predicted)
     counted = count_parameters(model, vocab_size)
     flops = count_flops(model, vocab_size, source, target, predicted).training
     return Cost(counted.blocks, counted.total, flops)
@@ -48,8 +48,8 @@ def lengths(model: Architecture, window: int, objective: ObjectiveConfig) -> tup
     return (window + 1, 0, predicted) if model.family == "encoder" else (0, window, predicted)
 
 
-def recurrent_cost(model: Architecture, vocab_size: int, tokens: int) -> Cost:
-    """Of a recurrent model, whose parameters each count once a token; it is never matched."""
+def recurrent_cost(model: Architecture, vocab_size: int, source: int, target: int, predicted: int) -> Cost:
+    """Of a recurrent model, which is never matched."""
     import torch
 
     from pipeline.model.recurrent import Recurrent
@@ -59,15 +59,14 @@ def recurrent_cost(model: Architecture, vocab_size: int, tokens: int) -> Cost:
     total = sum(parameter.numel() for parameter in made.parameters())
     blocks = total - sum(parameter.numel() for part in (made.embedding, made.head) for parameter in part.parameters())
     blocks += made.embedding.weight.numel() if model.tie_embeddings else 0  # of both parts, and counted out twice
-    return Cost(blocks, total, 6 * tokens * blocks)
+    return Cost(blocks, total, made.training_flops(source, target, predicted))
 
 
 def matched(
-    reference: ModelConfig, family: str, rule: Rule, vocab_size: int, window: int, objective: ObjectiveConfig
+    own: ModelConfig, reference: ModelConfig, rule: Rule, vocab_size: int, window: int, objective: ObjectiveConfig
 ) -> ModelConfig:
-    """The settings of a family that cost what the reference decoder costs, to within a percent."""
-    decoder = resolve(replace(reference, family="decoder"))
-    own = replace(reference, family=family)  # type: ignore[arg-type]
+    """The settings of a model, made to cost what a decoder with the reference's costs, to within a percent."""
+    decoder, family = resolve(replace(reference, family="decoder")), own.family
     goal, shape = value(cost_of(decoder, vocab_size, window, ObjectiveConfig(name="causal")), rule), resolve(own)
     if rule == "tokens" or (family == "decoder" and value(cost_of(shape, vocab_size, window, objective), rule) == goal):
         return own

@@ -191,7 +191,7 @@ def drawn_attention(outcome: Outcome, row: Mapping[str, str]) -> str:
         return figure(outcome.name, "<p>no attention</p>")
     example = example_of(loaded.predictor().encoder, row)
     source, target = (None if ids is None else ids.tolist()[:DRAWN_TOKENS] for ids in (example.source, example.inputs))
-    chosen = last_of(find_maps(model, tokenizer, source, target))
+    chosen = last_of(find_maps(model, tokenizer, source, target, min(example.prefix, DRAWN_TOKENS)))
     drawn = io.BytesIO()
     draw_grid([chosen]).savefig(drawn, format="png", dpi=80)
     alt = html.escape(f"{chosen.kind} attention of {outcome.name}, layer {chosen.layer}, every head")

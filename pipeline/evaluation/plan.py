@@ -11,12 +11,13 @@ from pipeline.errors import UserError
 from pipeline.evaluation.config import Rule, StudyConfig, Variant
 from pipeline.evaluation.matching import WITHIN, Cost, cost_of, matched, value
 from pipeline.files import described, fingerprint, read_json, write_json
-from pipeline.model.config import ModelConfig, resolve
+from pipeline.model.config import DROPOUTS, ModelConfig, resolve
 from pipeline.terminal import warn
-from pipeline.tokenizer import Tokenizer
+from pipeline.tokenizer import Tokenizer, special_tokens
 from pipeline.training.config import FinetuneConfig, PretrainConfig
 
 PLAN = "plan.json"
+SOLVED = {"model.layers", "model.encoder_layers", "model.decoder_layers", "model.feed_forward"}
 HEADER = ("model", "matched by", "objective", "width × blocks", "feed-forward", "block parameters", "ratio",
           "all parameters", "FLOPs a window", "ratio")  # fmt: skip
 
@@ -52,7 +53,9 @@ def plan_candidates(config: StudyConfig) -> dict[str, Candidate]:
         if variant.start:
             found[name] = warm(name, variant, found[variant.start], vocab_size)
         else:
-            found[name] = solved(name, variant, read_base(config, variant.options), vocab_size, recorded.get(name, {}))
+            reference = read_base(config, {key: word for key, word in variant.options.items() if key == "model.size"})
+            base = read_base(config, variant.options)
+            found[name] = solved(name, variant, base, reference.model, vocab_size, recorded.get(name, {}))
     return {name: found[name] for name in asked}
 
 
@@ -81,20 +84,33 @@ def read_settings(stage: str, files: tuple[str, ...], options: tuple[tuple[str, 
 
 
 def vocabulary_size(base: PretrainConfig) -> int:
-    return Tokenizer.load(base.data.tokenizer).vocab_size if base.data.tokenizer else base.data.new_tokenizer.vocab_size
+    """How many tokens there are, or may be at most where a tokenizer is still to be trained."""
+    new = base.data.new_tokenizer
+    if base.data.tokenizer:
+        return Tokenizer.load(base.data.tokenizer).vocab_size
+    return 256 + len(special_tokens(new)) if new.kind == "byte" else new.vocab_size
 
 
-def solved(name: str, variant: Variant, base: PretrainConfig, vocab_size: int, recorded: dict[str, Any]) -> Candidate:
+def solved(
+    name: str,
+    variant: Variant,
+    base: PretrainConfig,
+    reference: ModelConfig,
+    vocab_size: int,
+    recorded: dict[str, Any],
+) -> Candidate:
     """A model that is trained from the beginning."""
     model, window = base.model, base.data.sequence_length
     objective = replace(base.objective, name=base.objective.name or OBJECTIVES[model.family][0])
-    asked = fingerprint([asdict(model), asdict(objective), variant.match, window, vocab_size])
+    asked = fingerprint([asdict(model), asdict(reference), asdict(objective), variant.match, window, vocab_size])
     if variant.match and model.family == "recurrent":
         raise UserError(f"variants: {name} is recurrent, which cannot be matched; leave out its match")
+    if variant.match in ("parameters", "flops") and (own := SOLVED & variant.options.keys()):
+        raise UserError(f"variants: {name}: match solves for {min(own)}; leave one of them out")
     if recorded.get("asked") == asked:
         model = ModelConfig(**recorded["model"])
     elif variant.match:
-        model = matched(model, model.family, variant.match, vocab_size, window, objective)
+        model = matched(model, reference, variant.match, vocab_size, window, objective)
     cost = cost_of(resolve(model), vocab_size, window, objective)
     words = " then ".join(objective.schedule) or str(objective.name)
     rest = {key: word for key, word in variant.options.items() if not key.startswith("model.")}
@@ -112,6 +128,8 @@ def warm(name: str, variant: Variant, start: Candidate, vocab_size: int) -> Cand
         raise UserError(f"variants: {name}: a model of family {family} cannot start from {start.name}")
     cost = replace(cost_of(resolve(model), vocab_size, 2, ObjectiveConfig()), flops=start.cost.flops)
     rest = {key: word for key, word in variant.options.items() if key != "model.family"}
+    if fixed := [key for key in rest if key.startswith("model.") and key.removeprefix("model.") not in DROPOUTS]:
+        raise UserError(f"variants: {name} is the model of {start.name}, its start; leave out {fixed[0]}")
     return Candidate(name, model, start.objective, cost, None, variant.against, rest, start=start.name)
 
 

@@ -126,14 +126,18 @@ def plan_study(config: StudyConfig) -> Study:
     if not jobs:
         raise UserError("tasks: none of these models can do any of them; name other families, variants or tasks")
     for cell in jobs:
-        check_model(cell)
+        check_model(cell, alike=len({resolve(one.model) for one in study.candidates.values()}) == 1)
     check_disk(study, jobs)
     return study
 
 
-def check_model(cell: Cell) -> None:
-    """Refuse a job from scratch whose file changes the model that was planned and matched."""
+def check_model(cell: Cell, alike: bool) -> None:
+    """Refuse a job whose file says what the study does, or changes the model that was planned and matched."""
     planned = cell.candidate.model
+    if getattr(cell.config, "seeds", 1) > 1:
+        raise UserError(f"{cell.files[0]}: seeds are the study's; leave them out of a task")
+    if not (cell.parent or alike) and cell.stage == "finetune" and cell.config.init_from:
+        raise UserError(f"{cell.files[0]}: with init_from all models of the study would be the same one; leave it out")
     if not cell.parent and resolve(cell.config.model) != resolve(planned):
         own = [f"model.{key}" for key, value in asdict(cell.config.model).items() if value != getattr(planned, key)]
         raise UserError(
@@ -196,7 +200,7 @@ def run_study(study: Study) -> list[str]:
                 failed.append(f"{cell.name}: its learning rates are not all tried, or none got to the end")
             elif cell.parent and not cell.parent.run.finished:
                 failed.append(f"{cell.name}: its pretraining is not finished")
-            elif (code := run_cell(cell)) and stage == study.grid and has_diverged(cell, code):
+            elif (code := run_cell(cell)) and stage == study.grid and cell.run.diverged.is_file():
                 write_json(cell.given_up, {"learning_rate": cell.rate})
                 note(f"{cell.name}: diverged, so another rate is taken; to try it again, delete {cell.given_up}")
             elif code:
@@ -204,11 +208,6 @@ def run_study(study: Study) -> list[str]:
                     f"{cell.name}: ended with exit code {code}; to see why: triptych {shlex.join(cell.command)}"
                 )
     return failed
-
-
-def has_diverged(cell: Cell, code: int) -> bool:
-    """Whether a job that a mistake ended found no finite gradient before, as it would again."""
-    return code == 2 and any(row.get("train/skipped_steps") for row in cell.run.rows())
 
 
 def run_cell(cell: Cell) -> int:

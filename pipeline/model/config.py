@@ -1,7 +1,7 @@
 """What can be set about a model: a preset and a size, and every setting of them by name. Light: no torch."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from pipeline.errors import UserError
@@ -267,6 +267,14 @@ def with_dropout(model: Architecture, settings: ModelConfig) -> Architecture:
     changed = replace(model, **named)
     check(changed)
     return changed
+
+
+def unused(model: Architecture, settings: ModelConfig) -> list[str]:
+    """Settings that were given though the model, which comes from elsewhere, is another."""
+    has, asked = asdict(model), asdict(resolve(settings))
+    named = [one.name for one in fields(settings) if getattr(settings, one.name) != one.default]
+    keys = {name: "width" if name == "size" else name for name in named if name not in ("family", "preset")}
+    return [name for name, key in keys.items() if has[key] != asked[key]]
 
 
 def check(model: Architecture) -> None:

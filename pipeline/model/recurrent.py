@@ -69,6 +69,18 @@ class Recurrent(LanguageModel):
             cache.tokens += ids_BT.shape[1]
         return states_BTC
 
+    def training_flops(self, source: int, target: int, predicted: int) -> int:
+        """Operations of training on a sequence: of each part that reads, its numbers for every token."""
+        encoder, decoder, bridge, attention = (
+            sum(parameter.numel() for parameter in part.parameters()) if part else 0
+            for part in (self.encoder.layers, self.decoder.layers, self.bridge, self.attention)
+        )
+        read = source * encoder + target * decoder
+        if source:
+            looks = 2 * source * self.architecture.width if self.attention else 0
+            read += bridge + target * (attention + looks)
+        return 6 * (read + predicted * self.embedding.weight.numel())
+
     def new_cache(self, capacity: int) -> "StateCache":
         """An empty cache; a state has one size, so that any number of tokens fits."""
         return StateCache()

@@ -71,13 +71,13 @@ class TrainerConfig:
     """How long to train, on what, and how often to look and to save."""
 
     max_steps: int | None = None
-    """Optimizer steps; 1000 if neither this nor another limit is set."""
+    """Optimizer steps; where no steps, epochs or tokens are set 1000, in fine-tuning 3 epochs."""
     max_epochs: float | None = None
     """Passes over the training text."""
     max_tokens: int | None = None
     """Raw tokens to train on."""
     max_seconds: float | None = None
-    """Stop after so many seconds of training, whatever the step, and make the bundle."""
+    """Stop after so many seconds of training at the latest, and make the bundle."""
     accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
     """What to compute on."""
     devices: int = 1

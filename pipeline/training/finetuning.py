@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.data.tasks import TASKS
-from pipeline.terminal import note
+from pipeline.terminal import note, warn
 from pipeline.training import tracking
 from pipeline.training.callbacks import Keeper
 from pipeline.training.config import FinetuneConfig
@@ -51,6 +51,12 @@ def note_plan(job: TaskJob) -> None:
     if job.kind == "classification":
         counts = Counter(row.label for row in rows.train)
         note("classes: " + ", ".join(f"{label} {counts[label] / len(rows.train):.1%}" for label in job.encoder.labels))
+    written, asked = job.config.generation.max_new_tokens, job.config.data.target_length
+    if job.kind == "text" and written < asked:
+        warn(f"answers end after generation.max_new_tokens, {written}, though data.target_length is {asked}; raise it")
+    saves = -(-job.total_steps // job.config.trainer.save_every)
+    if saves < job.config.average:
+        warn(f"average: of {job.config.average} checkpoints there will be {saves}; lower trainer.save_every")
     for role, count in cut.items():
         if count:
             note(f"{count:,} of {len(rows.train):,} {role}s were cut to the longest allowed")

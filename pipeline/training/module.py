@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from pipeline.bundle import Model
 from pipeline.data.batch import Batch
 from pipeline.data.objectives import IGNORED
-from pipeline.errors import UserError
+from pipeline.errors import Diverged
 from pipeline.evaluation.predicting import class_logits, embeddings
 from pipeline.model.cost import count_flops
 from pipeline.model.heads import Pooling
@@ -213,7 +213,7 @@ class Training(pl.LightningModule):
             parameter.grad = None  # the optimizer passes over it
         done.skipped, done.skipped_in_row = done.skipped + 1, done.skipped_in_row + 1
         if done.skipped_in_row >= self.settings.bad_steps:
-            raise UserError(
+            raise Diverged(
                 f"no finite gradient for {done.skipped_in_row} steps up to step {done.step + 1:,}; the last good "
                 "checkpoint is kept: resume it with a lower optim.lr or another precision"
             )
@@ -241,16 +241,16 @@ def training_flops(model: Model, batch: Batch) -> float:
     """Operations of a forward and backward pass over a batch, padding included."""
     source = 0 if batch.source_BS is None else batch.source_BS.shape[1]
     target = 0 if batch.inputs_BT is None else batch.inputs_BT.shape[1]
-    rows = len(batch.targets_BT)
-    if isinstance(model, Recurrent):
-        return 6.0 * rows * (source + target) * trained_numbers(model)
     fixed, position = sequence_flops(model, source, target)
-    return float(rows * fixed + (batch.loss_positions * position if batch.labels_B is None else 0))
+    return float(len(batch.targets_BT) * fixed + (batch.loss_positions * position if batch.labels_B is None else 0))
 
 
 @lru_cache(maxsize=64)
-def sequence_flops(model: Transformer, source: int, target: int) -> tuple[int, int]:
+def sequence_flops(model: Model, source: int, target: int) -> tuple[int, int]:
     """Of a sequence without its vocabulary projection, and of that for one position."""
+    if isinstance(model, Recurrent):
+        fixed = model.training_flops(source, target, 0)
+        return fixed, model.training_flops(source, target, 1) - fixed
     count = count_flops(model.architecture, model.vocab_size, source, target, 1)
     return count.training - 3 * count.vocabulary, 3 * count.vocabulary
 

@@ -11,17 +11,17 @@ import torch
 from pipeline.bundle import Bundle, Model, load_bundle, make_model, save_bundle
 from pipeline.configuration import build
 from pipeline.data.catalogue import cache
-from pipeline.data.config import OBJECTIVES
+from pipeline.data.config import TokenizerConfig
 from pipeline.data.corpus import SPLITS, scan
 from pipeline.data.datamodule import Share, Steps
 from pipeline.data.store import MANIFEST, Store, prepare_store
 from pipeline.data.windows import Windows
 from pipeline.errors import UserError
 from pipeline.files import described, fingerprint, read_json
-from pipeline.model.config import ModelConfig, resolve, with_dropout
+from pipeline.model.config import ModelConfig, resolve, unused, with_dropout
 from pipeline.model.recurrent import Recurrent
-from pipeline.terminal import note, progress, reported
-from pipeline.tokenizer import Tokenizer, train
+from pipeline.terminal import note, progress, reported, warn
+from pipeline.tokenizer import Tokenizer, is_learnt_from, train
 from pipeline.training import checkpoint, tracking
 from pipeline.training.callbacks import Keeper
 from pipeline.training.config import PretrainConfig, check_positions
@@ -80,14 +80,13 @@ def make_material(config: PretrainConfig, run: Run, start: Bundle | None) -> tup
     """The tokenizer and the token store of a run; process 0 makes them, the others wait."""
     folder = run.path / "tokenizer"
     if rank() == 0 and not is_material(run):
-        if start:
-            start.tokenizer.save(folder)
-        elif config.data.tokenizer:
-            Tokenizer.load(config.data.tokenizer).save(folder)
+        named = start.tokenizer if start else config.data.tokenizer and Tokenizer.load(config.data.tokenizer)
+        if named:
+            named.save(folder)
         corpus = scan(config.data)
         sizes = ", ".join(f"{corpus.bytes(split) / 1e6:.1f} MB for {split}" for split in SPLITS if corpus.bytes(split))
         note(f"corpus of {len(corpus.entries):,} documents: {sizes}")
-        if not (folder / "meta.json").is_file():
+        if not (named or has_tokenizer(run, corpus.fingerprint, config.data.new_tokenizer)):
             with progress("counting words", corpus.bytes("train"), "bytes") as advance:
                 texts = reported(corpus.texts("train"), advance)
                 train(texts, config.data.new_tokenizer, corpus.fingerprint).save(folder)
@@ -98,6 +97,12 @@ def make_material(config: PretrainConfig, run: Run, start: Bundle | None) -> tup
         time.sleep(0.2)
     tokenizer = Tokenizer.load(folder)
     return tokenizer, Store.open(Path(run.material["store"]), tokenizer.fingerprint)
+
+
+def has_tokenizer(run: Run, text: str, settings: TokenizerConfig) -> bool:
+    """Whether the run has its tokenizer: before it begins, one that this text and these settings make."""
+    folder = run.path / "tokenizer"
+    return (folder / "meta.json").is_file() if run.begun else is_learnt_from(folder, text, settings)
 
 
 def is_material(run: Run) -> bool:
@@ -134,6 +139,8 @@ def start_bundle(source: str, settings: ModelConfig) -> Bundle:
 
         bundle = import_model(source)
     architecture = with_dropout(bundle.model.architecture, settings)
+    if lost := unused(architecture, settings):
+        warn(f"{source} keeps its own model: model.{', model.'.join(lost)} of the settings have no effect")
     if architecture != bundle.model.architecture:
         model = make_model(architecture, bundle.model.vocab_size)
         model.load_state_dict(bundle.model.state_dict())
@@ -148,6 +155,10 @@ def start_model(config: PretrainConfig, start: Bundle | None, vocab_size: int) -
     if isinstance(model, Recurrent):  # causal pretraining uses its decoder alone
         for part in filter(None, (model.encoder, model.bridge, model.attention)):
             part.requires_grad_(False)
+    if model.architecture.family == "decoder":  # it goes on from a prompt as it has learnt to read one
+        both_ways = config.objective.names("decoder")[-1] == "prefix"
+        reads = "bidirectional" if both_ways else config.model.prefix_attention or "causal"
+        model.architecture = replace(model.architecture, prefix_attention=reads)
     return model
 
 
@@ -252,14 +263,13 @@ def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:
 
 def bundle_meta(config: PretrainConfig, run: Run, step: int, measured: dict[str, float]) -> dict[str, Any]:
     """Where a bundle comes from."""
-    objective = config.objective
     with described(run.path / "prepared.json", "put it back, or resume the run, which makes it again"):
         corpus = run.material["corpus"]
     return {
         "stage": "pretrain",
         "step": step,
         "corpus_fingerprint": corpus,
-        "objective": list(objective.schedule) or [objective.name or OBJECTIVES[config.model.family][0]],
+        "objective": config.objective.names(config.model.family),
         "config_fingerprint": fingerprint(asdict(config)),
         "parent": config.init_from,
         "run": run.path.name,

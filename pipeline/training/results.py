@@ -195,5 +195,6 @@ def show_alignment(job: TaskJob, run: Run, tracker: Tracker, step: int) -> None:
     short = [row for row in job.rows.validation if len(row.source) <= SHOWN_LETTERS] or job.rows.validation
     example = job.encoder.example(max(short, key=lambda row: len(row.source)))
     source, target = (None if ids is None else ids.tolist() for ids in (example.source, example.inputs))
-    for path in attention_maps(job.model, job.start.tokenizer, source, target, run.path / "attention"):
+    tokenizer, folder = job.start.tokenizer, run.path / "attention"
+    for path in attention_maps(job.model, tokenizer, source, target, folder, prefix=example.prefix):
         tracker.image(f"attention/{path.stem}", path, step)

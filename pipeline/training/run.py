@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from pipeline.configuration import to_yaml
-from pipeline.errors import UserError
+from pipeline.errors import Diverged, UserError
 from pipeline.files import described, fingerprint, read_sealed, write_sealed, write_text
 from pipeline.terminal import note, warn
 from pipeline.training import checkpoint
@@ -58,6 +58,16 @@ class Run:
         return self.path / "bundle"
 
     @property
+    def diverged(self) -> Path:
+        """The file that says that it did when it last went on."""
+        return self.path / "diverged.txt"
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has come to training."""
+        return (self.path / "metrics.jsonl").is_file()
+
+    @property
     def finished(self) -> bool:
         return (self.bundle / "meta.json").is_file()
 
@@ -85,6 +95,10 @@ class Run:
         known = self.material
         if {**known, **facts} != known:
             write_sealed(self.path / "prepared.json", {**known, **facts})
+
+    def forget_material(self) -> None:
+        """Let text and rows be read again."""
+        (self.path / "prepared.json").unlink(missing_ok=True)
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a row of metrics."""
@@ -138,7 +152,15 @@ def opened(config: Any, name: str) -> Iterator[Run]:
             check_changes(run, config)
         if not run.finished:
             write_text(run.path / "config.yaml", to_yaml(replace(config, resume=None)))
-        yield run
+        run.diverged.unlink(missing_ok=True)
+        try:
+            yield run
+        except UserError as error:
+            if isinstance(error, Diverged):
+                write_text(run.diverged, f"{error}\n")
+            elif not run.begun:
+                run.forget_material()  # the text may be what is mended
+            raise
 
 
 def default_folder(config: Any, name: str) -> Path:
@@ -148,7 +170,7 @@ def default_folder(config: Any, name: str) -> Path:
 
 
 def check_changes(run: Run, config: Any) -> None:
-    """Say what changed since a run was started, and refuse what it could not go on with."""
+    """Say what changed since a run was started, and refuse what it could not go on with, once it has begun."""
     before, after = flat(run.settings), flat(yaml.safe_load(to_yaml(config)))
     changed = {
         key: f"{key} {before.get(key)} → {after.get(key)}"
@@ -157,12 +179,15 @@ def check_changes(run: Run, config: Any) -> None:
     }
     fixed = {"data.micro_batch_size"} if before.get("task.name") == "retrieval" else set()  # negatives are its others
     fatal = [words for key, words in changed.items() if key in fixed or not FREE.fullmatch(key)]
-    if fatal:
+    if not run.begun:
+        if changed:
+            run.forget_material()
+    elif fatal:
         raise UserError(
             f"{run.path}: a run with other settings is here, and it cannot go on with {', '.join(fatal)}; "
             "choose another --run_dir"
         )
-    if changed and not config.resume and not run.finished:
+    elif changed and not config.resume and not run.finished:
         raise UserError(
             f"{run.path}: a run with other settings is here: {', '.join(changed.values())}; go on with it by "
             f"--resume {run.path}, or choose another --run_dir"

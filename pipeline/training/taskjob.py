@@ -27,7 +27,7 @@ from pipeline.training.config import FinetuneConfig
 from pipeline.training.fit import check_devices
 from pipeline.training.job import total_steps
 from pipeline.training.module import Classifier, Network, Retriever, Training
-from pipeline.training.pretraining import start_bundle
+from pipeline.training.pretraining import has_tokenizer, start_bundle
 from pipeline.training.run import Run, rank
 
 EPOCHS = 3  # if no limit is set
@@ -243,9 +243,6 @@ def starting_point(config: FinetuneConfig, rows: Rows, run: Run) -> Bundle:
         return Bundle(warm_start(bundle, second), bundle.tokenizer, bundle.meta)
     if config.init_decoder_from:
         raise UserError(f"init_decoder_from: {config.init_from} is of family {family}; only an encoder takes a decoder")
-    if family == "decoder" and "prefix" in bundle.meta.get("objective", []):
-        both_ways = replace(bundle.model.architecture, prefix_attention="bidirectional")
-        bundle.model.architecture = both_ways
     return bundle
 
 
@@ -254,7 +251,7 @@ def own_tokenizer(config: FinetuneConfig, rows: Rows, run: Run) -> Tokenizer:
     if config.data.tokenizer:
         return Tokenizer.load(config.data.tokenizer)
     folder = run.path / "tokenizer"
-    if rank() == 0 and not (folder / "meta.json").is_file():
+    if rank() == 0 and not has_tokenizer(run, rows.fingerprint, config.data.new_tokenizer):
         train(rows.texts(), config.data.new_tokenizer, rows.fingerprint).save(folder)
     while not (folder / "meta.json").is_file():
         time.sleep(0.2)
@@ -268,7 +265,8 @@ def warm_start(first: Bundle, second: Bundle) -> Model:
             f"init_decoder_from: its tokenizer {second.tokenizer.fingerprint[:16]} is not that of init_from, "
             f"{first.tokenizer.fingerprint[:16]}; pretrain both with one tokenizer"
         )
-    one, other = first.model.architecture, second.model.architecture
+    one = first.model.architecture
+    other = replace(second.model.architecture, prefix_attention=one.prefix_attention)  # a target is read as it comes
     if other.family == "encoder-decoder":
         raise UserError("init_decoder_from: takes an encoder or a decoder; name an encoder-decoder in init_from")
     layers = other.decoder_layers or other.encoder_layers

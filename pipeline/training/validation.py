@@ -83,7 +83,8 @@ def show_attention(job: Job, module: Training, run: Run, tracker: Tracker) -> di
     example = examples.example(examples.numbers[0])
     source, target = (None if ids is None else ids[:SHOWN_TOKENS].tolist() for ids in (example.source, example.inputs))
     folder = run.path / "samples" / f"attention-{step:08}"
-    for path in attention_maps(module.model, job.tokenizer, source, target, folder):
+    prefix = min(example.prefix, SHOWN_TOKENS)
+    for path in attention_maps(module.model, job.tokenizer, source, target, folder, prefix=prefix):
         tracker.image(f"attention/{path.stem}", path, step)
     return {}
 

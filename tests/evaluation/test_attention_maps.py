@@ -69,6 +69,15 @@ def test_maps_make_the_output_of_attention_again(tokenizer: Tokenizer, position:
         assert (len(one.queries), len(one.keys)) == (len(rows), len(columns))
 
 
+def test_a_prefix_is_drawn_as_it_is_read(tokenizer: Tokenizer) -> None:
+    """Its tokens look at later ones of it; what follows looks back only."""
+    model = make(tokenizer, family="decoder")
+    (weights, *_), (causal, *_) = (
+        [one.heads_HTS for one in find_maps(model, tokenizer, None, TARGET, prefix)] for prefix in (3, 0)
+    )
+    assert (weights[:, 0, 1:3] > 0).all() and (weights[:, :3, 3:] == 0).all() and (causal[:, 0, 1:] == 0).all()
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("alignment", ["dot", "general", "location"])
 def test_alignments_of_recurrent_models(tokenizer: Tokenizer, alignment: str) -> None:

@@ -8,15 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline import cli
+from pipeline.bundle import make_model
 from pipeline.configuration import build
+from pipeline.data.batch import Batch
 from pipeline.data.config import OBJECTIVES, ObjectiveConfig, TokenizerConfig
 from pipeline.data.objectives import IGNORED, Vocabulary, current, make_example
 from pipeline.errors import UserError
@@ -31,6 +35,7 @@ from pipeline.evaluation.study import Study, plan_study
 from pipeline.model.config import ModelConfig, resolve
 from pipeline.tokenizer import Tokenizer, train
 from pipeline.training.config import FinetuneConfig, PretrainConfig
+from pipeline.training.module import training_flops
 from pipeline.training.run import Run, is_locked
 from tests.evaluation.miniature import command, write_study
 
@@ -43,7 +48,7 @@ PROJECT = Path(__file__).parent.parent.parent
 def test_families_are_matched_to_within_a_percent(family: Any, rule: Any, size: Any) -> None:
     reference = ModelConfig(family="decoder", size=size)
     objective = ObjectiveConfig(name=OBJECTIVES[family][0])
-    model = resolve(matched(reference, family, rule, 8192, 256, objective))
+    model = resolve(matched(replace(reference, family=family), reference, rule, 8192, 256, objective))
     decoder = resolve(reference)
     assert (model.width, model.head_width) == (decoder.width, decoder.head_width)
     goal = cost_of(decoder, 8192, 256, ObjectiveConfig(name="causal"))
@@ -86,11 +91,22 @@ def test_planned_lengths_are_those_of_real_examples(family: Any, settings: Any, 
 
 def test_a_decoder_of_another_objective_is_matched_in_flops() -> None:
     reference, objective = ModelConfig(family="decoder", size="mini"), ObjectiveConfig(name="prefix")
-    model = matched(reference, "decoder", "flops", 8192, 256, objective)
+    model = matched(reference, reference, "flops", 8192, 256, objective)
     goal = cost_of(resolve(reference), 8192, 256, ObjectiveConfig(name="causal")).flops
     assert abs(cost_of(resolve(model), 8192, 256, objective).flops / goal - 1) <= 0.01
-    assert matched(reference, "decoder", "flops", 8192, 256, ObjectiveConfig()) == reference
-    assert matched(reference, "decoder", "parameters", 8192, 256, objective) == reference
+    assert matched(reference, reference, "flops", 8192, 256, ObjectiveConfig()) == reference
+    assert matched(reference, reference, "parameters", 8192, 256, objective) == reference
+
+
+def test_the_flops_of_a_recurrent_model_are_planned_as_they_are_counted() -> None:
+    model = make_model(resolve(ModelConfig(family="recurrent", size="tiny", cell="lstm", alignment="general")), 300)
+    ids = torch.zeros(5, 16, dtype=torch.long)
+    batch = Batch(source_BS=None, source_real_BS=None, inputs_BT=ids, inputs_real_BT=None, targets_BT=ids,
+                  prefix_B=None, tokens=80, samples=5, loss_positions=80)  # fmt: skip
+    planned = cost_of(model.architecture, 300, 16, ObjectiveConfig()).flops
+    assert training_flops(model, batch) == 5 * planned
+    cell = sum(parameter.numel() for parameter in model.decoder.layers.parameters())
+    assert planned == 6 * 16 * (cell + 300 * model.architecture.width)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +198,7 @@ def test_settings_of_a_model_that_starts_from_a_bundle_name_its_jobs(settings: d
         return {cell.folder.name for cell in planned(settings, **more).cells()}
 
     assert not folders(task_options='{"model.dropout": "0.1"}') & folders(task_options='{"model.dropout": "0.3"}')
-    scratch = {"pretrain": "[]", "pretrain_options": "{}"}
+    scratch = {"pretrain": "[]", "pretrain_options": "{}", "families": '["decoder"]'}
     assert not folders(**scratch) & folders(**scratch, task_options='{"init_from": "runs/other/bundle"}')
     own = tmp_path / "own.py"
     own.write_text("def change(row): return row")
@@ -233,15 +249,18 @@ def test_variants_are_matched_started_and_compared_as_they_say(settings: dict[st
         "equal-flops": {"model.family": "encoder-decoder", "match": "flops", "against": ["decoder"]},
         "warm": {"model.family": "encoder-decoder", "start": "encoder"},
         "lstm": {"model.family": "recurrent", "model.preset": "original", "model.alignment": "dot"},
+        "gated": {"model.family": "decoder", "model.activation": "swiglu", "match": "parameters"},
     }
     study = planned(settings, size="mini", variants=json.dumps(variants), skip="[]", pretrain_options="{}")
     decoder, equal = study.candidates["decoder"].cost, study.candidates["equal-flops"].cost
     assert abs(equal.flops / decoder.flops - 1) <= 0.01 < abs(equal.parameters / decoder.parameters - 1)
     assert study.candidates["warm"].cost.flops == study.candidates["encoder"].cost.flops
-    assert [one.name for one in study.doing("sentiment")] == [*study.config.families, "equal-flops", "lstm"]
+    assert [one.name for one in study.doing("sentiment")] == [*study.config.families, "equal-flops", "lstm", "gated"]
     assert [one.name for one in study.doing("summarization")] == [
-        "decoder", "encoder-decoder", "equal-flops", "warm", "lstm",
+        "decoder", "encoder-decoder", "equal-flops", "warm", "lstm", "gated",
     ]  # fmt: skip
+    gated, decoder_size = study.candidates["gated"], study.candidates["decoder"].cost.parameters
+    assert abs(gated.cost.parameters / decoder_size - 1) <= 0.01, "matched to itself, not to the study's decoder"
     warm = next(cell for cell in study.cells() if cell.candidate.name == "warm")
     assert warm.parent and warm.parent.candidate.name == "encoder" and "pretrain-encoder-1" in warm.given["init_from"]
 
@@ -258,6 +277,15 @@ def test_variants_are_matched_started_and_compared_as_they_say(settings: dict[st
         ({"variants": '{"x": {"model.width": "wide"}}'}, "model.width must be a whole number or null"),
         ({"variants": '{"x": {"modl.width": 3}}'}, "unknown key 'modl.width'"),
         ({"variants": '{"x": {"model.family": "encoder", "start": "decoder"}}'}, "cannot start from decoder"),
+        ({"variants": '{"x": {"start": "decoder", "model.position": "alibi"}}'}, "its start; leave out model.position"),
+        ({"variants": '{"x": {"start": "decoder", "match": "flops"}}'}, "its start; leave out its match"),
+        ({"variants": '{"x": {"model.layers": 1, "match": "flops"}}'}, "match solves for model.layers; leave one"),
+        ({"pretrain": "[]", "pretrain_options": "{}", "match": "flops"}, "match: flops are those of pretraining"),
+        ({"task_options": '{"seeds": "2"}'}, "seeds are the study's; leave them out of a task"),
+        (
+            {"pretrain": "[]", "pretrain_options": "{}", "task_options": '{"init_from": "x/bundle"}'},
+            "with init_from all models of the study would be the same one",
+        ),
         (
             {
                 "families": '["encoder"]',
@@ -410,8 +438,9 @@ def test_a_rate_that_diverges_is_passed_over(settings: dict[str, Any], monkeypat
         folder = Path(words[words.index("--run_dir") + 1])
         done.append(folder.name.rpartition("-")[0])
         folder.mkdir(exist_ok=True)
-        broken = {"step": 10, "train/skipped_steps": 0 if len(done) == 1 else 9}
-        (folder / "metrics.jsonl").write_text(json.dumps(broken) + "\n")
+        (folder / "metrics.jsonl").write_text('{"step": 10, "train/skipped_steps": 9}\n')
+        if len(done) > 1:
+            Run(folder).diverged.write_text("no finite gradient\n")
         return 2
 
     monkeypatch.setattr(study_module, "run_command", run)

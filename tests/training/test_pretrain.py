@@ -16,10 +16,12 @@ from pipeline import cli
 from pipeline.bundle import load_bundle
 from pipeline.configuration import build
 from pipeline.errors import UserError
+from pipeline.model.decoding import Decoding
 from pipeline.tokenizer import Tokenizer
 from pipeline.training import checkpoint
 from pipeline.training.config import PretrainConfig
 from pipeline.training.fit import one_line_memory_errors
+from pipeline.training.run import Run as OnDisk
 from pipeline.training.run import opened
 from tests.training.jobs import arguments, rows, write_novels
 
@@ -116,6 +118,38 @@ def test_every_family_learns_by_every_objective(
         assert masked[-1] < masked[0] - 0.15
     named = load_bundle(run / "bundle").meta["objective"]
     assert named == (["causal", "masked"] if objective == "scheduled" else [objective])
+
+
+def test_a_decoder_goes_on_from_a_prompt_as_it_has_learnt_to_read_one(trained: Run) -> None:
+    """Both ways after prefixes, else causally: in writing, for tasks, and in what is trained further."""
+    reads = {}
+    for objective in ("prefix", "causal"):
+        bundle = load_bundle(trained(f"decoder-{objective}-0", objective__name=objective) / "bundle")
+        ids = torch.tensor([bundle.tokenizer.encode("It was a dark night, and the")])
+        reads[objective] = bundle.model.architecture.prefix_attention
+        told = Decoding(bundle.model, None).prompt(ids, None, room=1)
+        both_ways, causal = (
+            bundle.model.logits(bundle.model.decode(ids, prefix_B=prefix)[:, -1])
+            for prefix in (torch.tensor([ids.shape[1]]), None)
+        )
+        expected, other = (both_ways, causal) if objective == "prefix" else (causal, both_ways)
+        torch.testing.assert_close(told, expected)
+        assert not torch.allclose(told, other, atol=1e-3)
+    assert reads == {"prefix": "bidirectional", "causal": "causal"}
+    start = trained("decoder-prefix-0", objective__name="prefix") / "bundle"
+    causal = trained("prefix-then-causal", objective__name="causal", init_from=start, data__tokenizer="null")
+    assert load_bundle(causal / "bundle").model.architecture.prefix_attention == "causal"
+
+
+def test_settings_that_a_bundle_overrules_are_named(
+    trained: Run, novels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = trained("decoder-causal-0", objective__name="causal") / "bundle"
+    capsys.readouterr()
+    more = {"init_from": start, "trainer__max_steps": 1, "model__position": "alibi", "model__dropout": 0.1}
+    assert cli.main(arguments(novels, tmp_path / "run", **QUICK | more)) == 0
+    told = capsys.readouterr().err
+    assert f"warning: {start} keeps its own model: model.position of the settings have no effect" in told
 
 
 def test_a_scheduled_objective_changes_when_it_should(trained: Run) -> None:
@@ -349,6 +383,27 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert cli.main(arguments(novels, tmp_path / "run", **settings)) == 2
     assert said in one_line(capsys)
     assert not (tmp_path / "run" / "bundle").exists()
+
+
+def test_a_mistake_before_training_can_be_mended_in_the_same_folder(novels: Path, tmp_path: Path) -> None:
+    """By what the line says: a smaller batch, or more text, of which the tokenizer learns too."""
+    large, own = {"data__batch_size": 5000}, {"data__tokenizer": "null", "data__new_tokenizer__vocab_size": 400}
+    own |= {"trainer__max_steps": 2, "trainer__save_every": 2, "trainer__validate_every": 2}
+    few = tmp_path / "few"
+    few.mkdir()
+    first, *others = sorted(novels.glob("*.txt"))
+    (few / first.name).write_text(first.read_text())
+    folder = tmp_path / "run"
+    assert cli.main(arguments(few, folder, **QUICK | own | large)) == 2
+    learnt = json.loads((folder / "tokenizer" / "meta.json").read_text())["corpus_fingerprint"]
+    for other in others:
+        (few / other.name).write_text(other.read_text())
+    assert cli.main(arguments(few, folder, **QUICK | own)) == 0
+    again = json.loads((folder / "tokenizer" / "meta.json").read_text())["corpus_fingerprint"]
+    assert learnt != again == OnDisk(folder).material["corpus"]
+    whole = tmp_path / "whole"
+    assert cli.main(arguments(few, whole, **QUICK | own)) == 0
+    assert distance(weights_of(folder), weights_of(whole)) == 0
 
 
 def test_a_bundle_of_another_family_or_tokenizer_cannot_go_on(
