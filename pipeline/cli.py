@@ -118,7 +118,9 @@ def run(arguments: list[str]) -> None:
     if "resume" in typed:
         files.insert(0, settings_of(Path(typed["resume"][-1])))
     print_only = typed.pop("print_config", ["false"])[-1].lower() == "true"
-    config = build(config_class, files, {key: as_option(values, known.get(key, Any)) for key, values in typed.items()})
+    plain = {"--" + key for key in command.positional} - set(rest)
+    options = {key: as_option(values, known.get(key, Any), "--" + key in plain) for key, values in typed.items()}
+    config = build(config_class, files, options)
     if print_only:
         sys.stdout.write(to_yaml(config))
         return

@@ -128,10 +128,15 @@ def add_plain(
         typed.setdefault(name, []).append(word)
 
 
-def as_option(values: list[str], kind: Any) -> str:
-    """The value of a key as jsonargparse reads it; of a single value typed twice the last counts."""
-    written_as_list = len(values) == 1 and values[0].startswith("[") and values[0].endswith("]")
-    return json.dumps(values) if is_list(kind) and not written_as_list else values[-1]
+def as_option(values: list[str], kind: Any, plain: bool = False) -> str:
+    """The value of a key as jsonargparse reads it; of a single value typed twice the last counts.
+
+    `plain` words are text, whatever they look like; others may be a list in YAML.
+    """
+    written_as_list = len(values) == 1 and values[0].startswith("[") and values[0].endswith("]") and not plain
+    if not is_list(kind) or written_as_list:
+        return values[-1]
+    return re.sub(r"\\ud[89ab]..\\ud[c-f]..", lambda pair: json.loads(f'"{pair[0]}"'), json.dumps(values))  # no YAML
 
 
 # --- Fields ------------------------------------------------------------------------------------------------------

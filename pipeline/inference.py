@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -33,9 +33,9 @@ from pipeline.errors import UserError
 from pipeline.evaluation.attention_maps import attention_maps, draw_masks, labels
 from pipeline.evaluation.predicting import Predictor
 from pipeline.evaluation.ranking import BM25, Ranking, Vectors
-from pipeline.files import described, replacing, write_json
+from pipeline.files import described, read_json, replacing, write_json
 from pipeline.model.generation import encode, generate
-from pipeline.terminal import print_table, say
+from pipeline.terminal import note, print_table, say, warn
 
 CHUNK = 1024  # rows predicted before their results are written
 RENAME = ": rename one as it was in training, or make rows with --function"
@@ -114,8 +114,13 @@ class Loaded:
         memory = encode(model, [[*ids, end]]) if answers else None
         first = [tokenizer.first] if answers else [tokenizer.first, *ids]
 
+        read = tokenizer.decode(ids)
+
         def text_of(written: Sequence[int]) -> str:
-            return tokenizer.decode(written, skip_special=False) if answers else prompt + tokenizer.decode(written)
+            if answers:
+                return tokenizer.decode(written, skip_special=False)
+            whole = tokenizer.decode([*ids, *written])  # whether a blank parts it from the prompt, only both tell
+            return prompt + (whole.removeprefix(read) if whole.startswith(read) else tokenizer.decode(written))
 
         pieces = Pieces(text_of, show) if show else None
         found = generate(model, [first], settings, end=end, memory=memory, watch=pieces)
@@ -215,7 +220,8 @@ def evaluate(config: EvaluateConfig) -> None:
 
 def predict(config: PredictConfig) -> None:
     """Write a JSON row for each text, a thousand at a time; an output that was interrupted goes on."""
-    predictor = load(config.bundle).predictor(config.batch_size)
+    loaded = load(config.bundle)
+    predictor = loaded.predictor(config.batch_size)
     task = replace(predictor.encoder.task, function=config.function)
     index = None
     if TASKS[task.name].kind == "retrieval":
@@ -223,7 +229,8 @@ def predict(config: PredictConfig) -> None:
             raise UserError("corpus: a bundle fine-tuned for retrieval finds documents; name their folder by --corpus")
         index = predictor.index(read_documents(Path(config.corpus), config.on_error == "skip"))
     rows = texts_to_predict(config, task, RENAME)
-    done = pass_over(Path(config.output), rows) if config.output else 0
+    made_by = {"weights": loaded.bundle.meta.get("weights_sha256"), "corpus": config.corpus, "top": config.top}
+    done = go_on(Path(config.output), rows, made_by) if config.output else 0
     with Path(config.output).open("a", encoding="utf-8") if config.output else nullcontext(sys.stdout) as out:
         while chunk := list(islice(rows, CHUNK)):
             results = iter(predictor.predict([row for row in chunk if row is not None], index))
@@ -241,9 +248,12 @@ def embed(config: EmbedConfig) -> None:
         raise UserError(f"output: {config.output} should end in .npy, which numpy.load reads")
     column = TaskConfig(name="retrieval", source_column=config.column)
     texts = texts_to_predict(config, column, ": choose one with --column")
-    parts = []
+    parts, skipped = [], 0
     while chunk := list(islice(texts, CHUNK)):
         parts.append(loaded.embed([row.source for row in chunk if row is not None], config.batch_size))
+        skipped += chunk.count(None)
+    if skipped:
+        warn(f"{config.input}: {skipped:,} rows skipped, which have no row in the matrix either")
     if not parts:
         raise UserError("texts: nothing to embed")
     with replacing(Path(config.output)) as temporary, temporary.open("wb") as opened:
@@ -256,11 +266,25 @@ def texts_to_predict(config: TextsConfig, task: TaskConfig, choose: str) -> Iter
     if config.texts:
         return iter([Row(text) for text in config.texts])
     if config.input is None:
-        return (Row(line.decode(errors="replace").rstrip("\n")) for line in sys.stdin.buffer if line.strip())
-    path = Path(config.input)
-    if path.suffix == ".txt":
-        return (Row(line.rstrip("\n")) for line in path.open(encoding="utf-8", errors="replace") if line.strip())
+        return text_lines(sys.stdin.buffer, "standard input")
+    if config.input.endswith(".txt"):
+        return text_lines(Path(config.input).open("rb"), config.input)
     return stream(config.input, row_maker(task, choose, answers=False), config.on_error == "skip")
+
+
+def text_lines(lines: Iterable[bytes], place: str) -> Iterator[Row]:
+    """A text on each line; blank ones are none."""
+    blank = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{place} line {number}: not UTF-8; convert it first") from error
+        blank += not text.strip()
+        if text.strip():
+            yield Row(text)
+    if blank:
+        note(f"{place}: {blank:,} blank lines passed over")
 
 
 def result_row(number: int, row: Row | None, results: Iterator[Any], labels: list[str], top: int) -> dict[str, Any]:
@@ -274,6 +298,18 @@ def result_row(number: int, row: Row | None, results: Iterator[Any], labels: lis
         return {"row": number, "source": row.source, "documents": documents}
     chances = dict(zip(labels, (round(float(chance), 6) for chance in result), strict=True))
     return {"row": number, "source": row.source, "label": max(chances, key=chances.__getitem__), "chances": chances}
+
+
+def go_on(path: Path, rows: Iterator[Row | None], made_by: dict[str, Any]) -> int:
+    """How many rows an output has already, which the same model made; a hidden file beside it says which that was."""
+    record = path.with_name(f".{path.name}.made-by.json")
+    done = pass_over(path, rows)
+    if done and record.is_file() and read_json(record) != made_by:
+        raise UserError(f"{path}: holds results of another model or settings; choose another --output or delete it")
+    if done:
+        note(f"{path}: {done:,} results are there already")
+    write_json(record, made_by)
+    return done
 
 
 def pass_over(path: Path, rows: Iterator[Row | None]) -> int:
@@ -309,7 +345,8 @@ def draw_attention(config: AttentionConfig) -> list[Path]:
         source = [first, *read]
     else:
         source = read
-    maps = attention_maps(model, tokenizer, source, target, Path(config.output), config.layer, config.head)
+    prefix = len(target) if target and source is None and model.architecture.prefix_attention == "bidirectional" else 0
+    maps = attention_maps(model, tokenizer, source, target, Path(config.output), config.layer, config.head, prefix)
     return [*maps, draw_masks(labels(tokenizer, read), Path(config.output) / "masks.png")]
 
 

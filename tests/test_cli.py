@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline import cli
 from pipeline.configuration import fields_of, parse_words
@@ -103,6 +104,18 @@ def test_words_go_to_positional_fields_in_order() -> None:
     assert typed == {"name": ["x"], "limit": ["3"], "corpus": ["a", "b"]}
     with pytest.raises(UserError, match="'y': more than this command takes"):
         parse_words(["x", "y"], ["name"], KNOWN)
+
+
+@pytest.mark.parametrize(
+    "text", ["😀 lovely", "[laughs]", "[spoiler alert, do not read]", "a\u2028b", "\\ud83d\\ude00", "\x7f"]
+)
+def test_words_without_an_option_are_texts_whatever_they_look_like(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("predict", "bundle", text, text, "--print_config") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["texts"] == [text, text]
+    assert run("predict", "bundle", text, "--print_config") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["texts"] == [text]
 
 
 def test_a_pair_of_numbers_is_typed_like_a_list(capsys: pytest.CaptureFixture[str]) -> None:

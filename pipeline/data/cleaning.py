@@ -228,6 +228,9 @@ def unwrapped(lines: list[str]) -> tuple[list[str], int]:
 def wrap_width(blocks: list[list[str]]) -> int:
     """The width at which a text is wrapped, or 0 when its lines are paragraphs or verse."""
     wrapped = [block for block in blocks if len(block) > 1]
+    blanks = [" " in line.strip() for block in wrapped for line in block]
+    if 2 * sum(blanks) < len(blanks):  # a script that does not part words, as the Chinese
+        return 0
     lengths = sorted(len(line) for block in wrapped for line in block[:-1])
     if len(lengths) < 10:
         return 0

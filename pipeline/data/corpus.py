@@ -1,6 +1,7 @@
 """A corpus: documents found, cleaned, compared and split by book, in one pass that keeps no text in memory."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
@@ -253,7 +254,10 @@ def assigned(entries: list[Entry], config: CorpusConfig) -> list[Entry]:
     first = [number if entry.like is None else entry.like for number, entry in enumerate(entries)]
     used = [number for number, entry in enumerate(entries) if not entry.dropped]
     named = named_splits(entries, config)
-    by_group = {first[number]: split for number, split in named.items()}
+    by_group: dict[int, Split] = {}
+    for number, split in named.items():
+        if by_group.setdefault(first[number], split) != split:
+            raise UserError(f"{split}_books: {entries[number].name} shares text with a book of another split; move one")
     hashed = [hashed_split(entry, config) for entry in entries]
     if not any(by_group.get(first[number], hashed[first[number]]) == "train" for number in used):
         hashed = ["train"] * len(entries)  # few documents, all drawn for something else
@@ -265,16 +269,20 @@ def assigned(entries: list[Entry], config: CorpusConfig) -> list[Entry]:
             other = "a book named for it" if first[number] in by_group else entries[first[number]].name
             note(f"{entries[number].name}: goes to {splits[number]}, not {hashed[number]}; it shares text with {other}")
     divided = bool(used) and not any(splits[number] == "validation" for number in used)
+    sizes = Counter(first[number] for number in used)
+    whole = [number for number in used if entries[number].words >= LEAST_DIVIDED]
+    alone = {number for number in whole if sizes[first[number]] == 1} or set(whole)  # its end stands nowhere else
     if divided:
         warn(f"no document fell to validation: the last {TAIL_SHARE:.0%} of every training document is used for it")
     result = list(entries)
     for number in used:
-        result[number] = replace(entries[number], parts=parts_of(entries[number], splits[number], divided))
+        apart = divided and number in alone
+        result[number] = replace(entries[number], parts=parts_of(entries[number], splits[number], apart))
     return result
 
 
 def parts_of(entry: Entry, split: Split, divided: bool) -> tuple[Part, ...]:
-    if split != "train" or not divided or entry.words < LEAST_DIVIDED:
+    if split != "train" or not divided:
         return (Part(split, entry.bytes),)
     tail = int(entry.bytes * TAIL_SHARE)
     return (Part("train", entry.bytes - tail), Part("validation", tail))
@@ -317,7 +325,8 @@ def named_splits(entries: list[Entry], config: CorpusConfig) -> dict[int, Split]
 def matches(name: str, pattern: str) -> bool:
     """Whether a glob fits a document's whole name or its last part, with or without the ending."""
     last = name.rsplit("/", 1)[-1]
-    return any(fnmatch(form.lower(), pattern.lower()) for form in (name, last, last.removesuffix(".txt")))
+    forms = [form.lower() for form in (name, last, last.removesuffix(".txt"))]
+    return pattern.lower() in forms or any(fnmatch(form, pattern.lower()) for form in forms)  # it may hold brackets
 
 
 def leaks(entries: list[Entry], findings: list[Finding]) -> dict[Split, float]:

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.data.cleaning import without_surrogates
 from pipeline.data.tables import Columns, converted
 from pipeline.data.tasks import Documents, Row
 from pipeline.errors import UserError
-from pipeline.terminal import note
+from pipeline.terminal import note, warn
 
 CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
 HELD_OUT = 5  # of so many queries one is for validation, where no file says which
@@ -46,6 +47,8 @@ def read_queries(place: str, split: str, skip: bool, opened: dict[Path, Document
     judgements = path if path.suffix == ".tsv" else path / "qrels" / f"{split}.tsv"
     if not judgements.is_file():
         judgements = path / "qrels.tsv"
+        if split != "train":
+            warn(f"{place}: no qrels/{split}.tsv, so all queries of qrels.tsv count, also those a model learnt from")
     folder = next((folder for folder in judgements.parents if (folder / CORPUS).is_file()), path)
     for file in (folder / CORPUS, folder / QUERIES, judgements):
         if not file.is_file():
@@ -76,7 +79,8 @@ def read_texts(file: Path, columns: Sequence[str], skip: bool) -> dict[str, str]
 
     def add(row: Columns) -> str:
         name = identifier(row, "_id")
-        parts = [value.strip() for column in columns if isinstance(value := row.get(column), str)]
+        texts = [value for column in columns if isinstance(value := row.get(column), str)]
+        parts = [without_surrogates(text).strip() for text in texts]
         if not any(parts):
             raise UserError(f"{name!r} has no text in column {' or '.join(map(repr, columns))}")
         if name in found:

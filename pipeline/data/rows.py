@@ -147,11 +147,11 @@ def as_row(columns: Columns, task: TaskConfig, names: dict[str, str], answers: b
         value = columns.get(names["label"])
         if value in (None, "") or isinstance(value, list | dict) or (isinstance(value, float) and value != value):
             raise UserError(missing(columns, names["label"], "label", choose))
-        return Row(source, label=str(int(value) if isinstance(value, bool) else value))
+        return Row(source, label=without_surrogates(str(int(value) if isinstance(value, bool) else value)))
     target = text_of(columns, names["target"], "target", choose).strip()  # as what models write is
     several = columns.get(names.get("references", ""), None)
-    good = tuple(text.strip() for text in several if isinstance(text, str)) if isinstance(several, list) else ()
-    return Row(source, target, references=good)
+    texts = [text for text in several if isinstance(text, str)] if isinstance(several, list) else []
+    return Row(source, target, references=tuple(without_surrogates(text).strip() for text in texts))
 
 
 def column_names(task: TaskConfig) -> dict[str, str]:

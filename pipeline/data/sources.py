@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import sys
 import zipfile
 import zlib
@@ -113,6 +114,8 @@ def readable_suffix(name: str) -> bool:
 
 def file_sources(path: Path, name: str, config: CorpusConfig) -> Iterator[Source]:
     """The documents of one file: itself, the rows of a table, or the members of an archive."""
+    if re.search(r"\.(tar(\.\w+)?|tgz|7z|rar)$", path.name.lower()):
+        raise UserError(f"{path}: an archive of a kind that is not read; unpack it, or make it a .zip")
     if path.suffix.lower() != ".zip":
         yield from member_sources(path, None, printable(name), config)
         return

@@ -41,9 +41,10 @@ def table(file: str) -> Iterator[Columns]:
         return
     path = Path(file)
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    known = ", ".join(TABLE_SUFFIXES)
     if not path.is_file():
-        raise UserError(f"{file}: no such file; rows come from {', '.join(TABLE_SUFFIXES)}, hf:NAME or the catalogue")
+        raise UserError(f"{file}: no such file; rows come from {known}, hf:NAME or, to train on, the catalogue")
     if suffix not in TABLE_READERS:
-        raise UserError(f"{file}: not a table; rows come from {', '.join(TABLE_SUFFIXES)}")
+        raise UserError(f"{file}: not a table; rows come from {known}")
     with open_bytes(path, None, file) as opened:
         yield from TABLE_READERS[suffix](opened, file)

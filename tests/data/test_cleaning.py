@@ -225,3 +225,13 @@ def test_indented_paragraphs_without_blank_lines_are_told_apart() -> None:
 def test_scene_breaks_survive() -> None:
     text = hard_wrapped(novel(6, 20)) + "\n\n\n" + hard_wrapped(novel(7, 20))
     assert clean(text, Notes()) == novel(6, 20) + "\n" + novel(7, 20)
+
+
+def test_paragraphs_of_a_script_without_blanks_stay_apart() -> None:
+    """In Chinese the next word would be the whole next line, which hardly ever fits."""
+    draw = random.Random(3)
+    lines = [
+        "　　" * (n % 2) + "".join(draw.choices("天地玄黄宇宙洪荒日月", k=draw.randint(12, 100))) for n in range(200)
+    ]
+    notes = Notes()
+    assert clean("\n".join(lines), notes).splitlines() == lines and notes.joined_lines == 0

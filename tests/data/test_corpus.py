@@ -228,6 +228,31 @@ def test_without_validation_books_the_end_of_each_book_serves(
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_no_end_is_held_out_that_stands_in_another_document(tmp_path: Path) -> None:
+    """Dialogue, whose lines are too short to be found one by one: a collection holds all of a book."""
+    short = "\n".join(sentence for sentence in novel(1, 60).replace(". ", ".\n").splitlines() if sentence) + "\n"
+    (tmp_path / "a-book.txt").write_text(short)
+    (tmp_path / "other.txt").write_text(novel(2, 60))
+    (tmp_path / "z-collection.txt").write_text(short + novel(3, 60))
+    found = splits(scan(config(tmp_path, validation_fraction=0.0)))
+    assert found == {
+        "a-book.txt": ("train",), "other.txt": ("train", "validation"), "z-collection.txt": ("train",)
+    }  # fmt: skip
+
+
+def test_books_that_share_text_cannot_be_named_for_two_splits(tmp_path: Path) -> None:
+    write_novels(tmp_path, 4)
+    (tmp_path / "zz-edition.txt").write_text(novel(0).replace("captain", "skipper"))
+    with pytest.raises(UserError, match=r"test_books: zz-edition.txt shares text with a book of another split"):
+        scan(config(tmp_path, validation_books=["book-00"], test_books=["zz-edition"]))
+
+
+def test_a_name_with_brackets_is_found_as_it_is(tmp_path: Path) -> None:
+    write_novels(tmp_path, 3)
+    (tmp_path / "Emma [1815].txt").write_text(novel(9))
+    assert splits(scan(config(tmp_path, validation_books=["Emma [1815]"])))["Emma [1815].txt"] == ("validation",)
+
+
 def test_one_and_two_processes_find_the_same(tmp_path: Path) -> None:
     folder = write_novels(tmp_path)
     one, two = scan(config(folder)), scan(config(folder, workers=2))
@@ -255,6 +280,7 @@ FILES = {
     "x.bin": bytes(range(256)) * 9,
     "x.zip": b"no zip",
     "cut.txt.gz": gzip.compress(novel(1).encode())[:-20],
+    "novels.tar.gz": gzip.compress(bytes(512) + novel(1).encode()),
     "column.jsonl": b'{"text": "a"}\n{"txt": "b"}\n',
     "number.jsonl": b'{"text": 3}\n',
     "broken.jsonl": b'{"text": "a"}\n{oops\n',
@@ -279,6 +305,7 @@ FILES = {
         ("x.bin", {}, "no text to use: x.bin: not text"),
         ("x.zip", {}, "not a zip archive"),
         ("cut.txt.gz", {}, "damaged archive"),
+        ("novels.tar.gz", {}, "novels.tar.gz: an archive of a kind that is not read; unpack it"),
         ("column.jsonl", {}, "column.jsonl row 2: no column 'text'; it has txt"),
         ("number.jsonl", {}, "holds 3, not text"),
         ("broken.jsonl", {}, "broken.jsonl line 2: not valid JSON"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.data.config import TaskConfig, TaskDataConfig, TaskName, TokenizerConfig
+from pipeline.data.retrieval import read_documents
 from pipeline.data.rows import read_rows, read_task
 from pipeline.data.tasks import Encoder, Row
 from pipeline.errors import UserError
@@ -27,6 +28,18 @@ def test_an_answer_is_right_whatever_blanks_stand_around_it_in_the_table(tmp_pat
     rows: list[dict[str, Any]] = [first, {"source": "q", "target": "no", "refs": [" never", "nay\n"]}]
     read = read_rows(table(tmp_path / "rows.jsonl", rows), TaskConfig(name="text"), False, "")
     assert score_exact(["yes", "nay"], [row.answers for row in read]).metrics == {"exact_match": 1.0}
+
+
+def test_halves_of_characters_become_replacement_marks_wherever_they_stand(tmp_path: Path) -> None:
+    """JSON can carry them and UTF-8 cannot: they would break the first file that is written."""
+    row = {"source": "a \ud83d", "target": "b \ud83d", "refs": ["c \ud83d"], "label": "d \ud83d"}
+    (text,) = read_rows(table(tmp_path / "rows.jsonl", [row]), TaskConfig(name="text"), False, "")
+    assert (text.source, text.target, text.references) == ("a \ufffd", "b \ufffd", ("c \ufffd",))
+    task = TaskConfig(name="classification", source_column="source")
+    (classified,) = read_rows(table(tmp_path / "rows.jsonl", [row]), task, False, "")
+    assert classified.label == "d \ufffd"
+    documents = table(tmp_path / "corpus.jsonl", [{"_id": "1", "title": "t \ud83d", "text": "e"}])
+    assert read_documents(Path(documents).parent, skip=False).texts == {"1": "t \ufffd e"}
 
 
 def is_drawn(text: str) -> bool:
