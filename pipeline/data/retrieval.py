@@ -47,13 +47,13 @@ def read_queries(place: str, split: str, skip: bool, opened: dict[Path, Document
     judgements = path if path.suffix == ".tsv" else path / "qrels" / f"{split}.tsv"
     if not judgements.is_file():
         judgements = path / "qrels.tsv"
-        if split != "train":
-            warn(f"{place}: no qrels/{split}.tsv, so all queries of qrels.tsv count, also those a model learnt from")
     folder = next((folder for folder in judgements.parents if (folder / CORPUS).is_file()), path)
     for file in (folder / CORPUS, folder / QUERIES, judgements):
         if not file.is_file():
             wanted = f"{CORPUS}, {QUERIES} and qrels.tsv or qrels/{split}.tsv"
             raise UserError(f"{file}: no such file; retrieval reads a folder with {wanted}")
+    if split != "train" and judgements == path / "qrels.tsv":
+        warn(f"{place}: no qrels/{split}.tsv, so all queries of qrels.tsv count, also those a model learnt from")
     opened = {} if opened is None else opened
     documents = opened[folder] = opened.get(folder) or read_documents(folder, skip)
     queries = read_texts(folder / QUERIES, ("text",), skip)

@@ -30,6 +30,8 @@ class Outcome:
     scores: statistics.Cell
     answers: list[dict[str, Any]]
     """What the first seed answered to every example: source, expected, predicted and score."""
+    alone_SN: statistics.Numbers
+    """How good the answer of every seed to every example is by itself."""
     baseline: float | None
     """What doing next to nothing scores on the same examples, on the metric's own scale."""
 
@@ -146,11 +148,12 @@ def gather(cells: list[Cell]) -> Outcome | None:
     metric, split = metric_of(results[0][1]), results[0][1]["split"]
     values = [result["metrics"][f"{split}/{metric}"] for _, result in results]
     answers = [result["answers"] for _, result in results]
-    whole = len({len(rows) for rows in answers}) == 1
-    scores = statistics.Cell(values, [[row["score"] for row in rows] for rows in answers] if whole else ())
+    compared = answers if len({len(rows) for rows in answers}) == 1 else []
+    scores = statistics.Cell(values, [[row.get("adds", row["score"]) for row in rows] for rows in compared])
+    alone_SN = np.array([[row["score"] for row in rows] for rows in compared])
     done = [cell for cell, _ in results]
     baseline = results[0][1].get("baselines", {}).get(f"{split}/{metric}")
-    return Outcome(cells[0].task, cells[0].candidate, metric, split, done, scores, answers[0], baseline)
+    return Outcome(cells[0].task, cells[0].candidate, metric, split, done, scores, answers[0], alone_SN, baseline)
 
 
 # --- Tables ------------------------------------------------------------------------------------------------------
@@ -199,7 +202,7 @@ def disagreement_rows(findings: Findings) -> Table:
 
 def example_gaps(pair: Pair) -> statistics.Numbers:
     """How much better the first model does each example, on average over seeds."""
-    one, other = pair.one.scores.examples_SN, pair.other.scores.examples_SN
+    one, other = pair.one.alone_SN, pair.other.alone_SN
     return one.mean(0) - other.mean(0) if one.size and one.shape[1:] == other.shape[1:] else one[:0]
 
 

@@ -24,6 +24,8 @@ class Score:
     examples: list[float]
     """What every example adds to the main metric, which is their mean: what a comparison is paired by."""
     signatures: dict[str, str] = field(default_factory=dict)
+    alone: list[float] = field(default_factory=list)
+    """How good every answer is by itself, where what it adds depends on all others."""
 
 
 # --- Classes -----------------------------------------------------------------------------------------------------
@@ -101,7 +103,8 @@ def score_translations(written: Sequence[str], answers: Answers) -> Score:
     parts = [bleu.corpus_score([text], [[one] for one in good]) for text, good in zip(written, answers, strict=True)]
     sums_NK = np.array([[*part.counts, *part.totals, part.sys_len, part.ref_len] for part in parts], np.float64)
     examples = influences(sums_NK, bleu_of).tolist()
-    return Score(metrics | text_habits(written, answers), examples, signatures)
+    alone = [chrf.sentence_score(text, list(good)).score for text, good in zip(written, answers, strict=True)]
+    return Score(metrics | text_habits(written, answers), examples, signatures, alone)
 
 
 def bleu_of(sums_K: Numbers) -> float:

@@ -182,8 +182,12 @@ def write_predictions(
     job: TaskJob, split: str, rows: list[Row], predictions: list[Any], score: Score, run: Run
 ) -> None:
     """Write a JSON row for every example: what it is, what was answered, and how good that is."""
-    told = zip(answers(job, rows, predictions), score.examples, strict=True)
-    lines = [dict(zip(SAMPLE_HEADER[:3], answer, strict=True)) | {"score": value} for answer, value in told]
+    told = [dict(zip(SAMPLE_HEADER[:3], answer, strict=True)) for answer in answers(job, rows, predictions)]
+    scores = zip(score.alone or score.examples, score.examples, strict=True)
+    lines = [
+        row | {"score": own} | ({"adds": adds} if score.alone else {})
+        for row, (own, adds) in zip(told, scores, strict=True)
+    ]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     write_text(run.path / f"{split}-predictions.jsonl", text)
 

@@ -56,6 +56,17 @@ def test_translations_as_sacrebleu_scores_the_whole_corpus() -> None:
     assert "tok:13a" in score.signatures["bleu"] and "case:mixed" in score.signatures["bleu"]
 
 
+def test_an_answer_alone_is_as_good_as_it_is_whatever_the_others_are() -> None:
+    """What it adds to the corpus is not: there an equal answer counts more beside worse ones."""
+    answers = [(text,) for text in texts(6, 1)]
+    one, other = ([text for (text,) in answers] for _ in range(2))
+    one[5] = other[5] = other[4] = "nothing of the kind"
+    better, worse = score_translations(one, answers), score_translations(other, answers)
+    gaps = np.array(better.alone) - np.array(worse.alone)
+    assert gaps[4] > 0 and (np.delete(gaps, 4) == 0).all() and better.alone[0] == pytest.approx(100)
+    assert (np.array(better.examples) < np.array(worse.examples)).any()
+
+
 def test_answers_may_differ_in_number() -> None:
     score = score_translations(["the sea", "a letter"], [("the sea",), ("the letter", "a letter")])
     assert score.metrics["chrf"] == pytest.approx(100)

@@ -228,6 +228,9 @@ def test_the_planned_vocabulary_is_that_of_the_tokenizer(
     assert decoder.cost.all_parameters - decoder.cost.parameters == characters.vocab_size * 32
     with pytest.raises(UserError, match="mistyped: no tokenizer.json in it"):
         planned(settings, pretrain_options='{"data.tokenizer": "mistyped"}')
+    of_bytes = train(["text"], TokenizerConfig(kind="byte"))
+    decoder = planned(settings, pretrain_options='{"data.new_tokenizer.kind": "byte"}').candidates["decoder"]
+    assert decoder.cost.all_parameters - decoder.cost.parameters == of_bytes.vocab_size * decoder.model.width
 
 
 @pytest.mark.parametrize("damage", ["[]", '{"decoder": []}', '{"decoder": {"asked": 1}}'])

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from torch import Tensor, nn
 
+from pipeline import cli
 from pipeline.bundle import Bundle, Model, load_bundle, make_model, save_bundle
 from pipeline.data.config import TokenizerConfig
 from pipeline.errors import UserError
@@ -187,6 +188,16 @@ def test_what_counts_here_are_the_settings_not_their_defaults(tmp_path: Path) ->
     bundle = import_model(save(make("LlamaForCausalLM", LLAMA | {"rope_theta": 77.0}), tmp_path))
     model = bundle.model.architecture
     assert (model.kv_heads, model.norm_epsilon, model.rotary_base, model.tie_embeddings) == (2, 1e-3, 77.0, False)
+
+
+def test_a_bundle_does_not_overwrite_a_model_of_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(save(make(*MODELS["bert"]), tmp_path / "theirs"))
+    before = (folder / "model.safetensors").read_bytes()
+    assert cli.main(["import", str(folder), str(folder)]) == 2
+    assert "holds a model of transformers, which a bundle would damage" in capsys.readouterr().err
+    assert (folder / "model.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["bert", "t5 v1.1", "llama, tied"])

@@ -457,6 +457,17 @@ def test_a_classifier_of_bert_resumes(folder: Path, tmp_path: Path) -> None:
     assert finish(["finetune", "--resume", str(run)], tmp_path / "out.txt") == 0, (tmp_path / "out.txt").read_text()
 
 
+def test_answers_that_would_be_cut_off_and_checkpoints_that_will_be_missing_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"data__target_length": 80, "trainer__max_steps": 3, "average": 4, "trainer__save_every": 2}
+    made = words(tmp_path, tmp_path / "run", "reversal", **more, task__examples=60, task__longest=8)
+    assert cli.main([*made, "--model.family", "decoder", "--trainer.max_epochs", "null"]) == 0
+    told = capsys.readouterr().err
+    assert "answers end after generation.max_new_tokens, 64, though data.target_length is 80; raise it" in told
+    assert "average: of 4 checkpoints there will be 2; lower trainer.save_every" in told
+
+
 def test_changed_rows_are_noticed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train", "dev"):
         (tmp_path / f"{name}.jsonl").write_text((folder / f"{name}.jsonl").read_text())
