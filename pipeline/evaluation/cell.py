@@ -62,12 +62,7 @@ class Cell:
     @cached_property
     def config(self) -> PretrainConfig | FinetuneConfig:
         """The settings, but for the folder and the start, which are named by them."""
-        later = () if self.parent else {key for key in self.options if key.startswith("model.")} - {"model.family"}
-        read = tuple((key, word) for key, word in self.options.items() if key not in later)
-        config: Any = replace(read_settings(self.stage, self.files, read), seed=self.seed)
-        if not self.parent:  # as the command has it: what the plan leaves open stays as the file says
-            planned = {key: value for key, value in asdict(self.candidate.model).items() if value is not None}
-            config = replace(config, model=replace(config.model, **planned))
+        config: Any = replace(read_settings(self.stage, self.files, tuple(self.options.items())), seed=self.seed)
         return config if self.rate is None else replace(config, optim=replace(config.optim, lr=self.rate))
 
     @property
