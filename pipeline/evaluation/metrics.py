@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def score_translations(written: Sequence[str], answers: Answers) -> Score:
     """sacreBLEU and chrF (0–100) of the whole corpus, with their signatures."""
     import sacrebleu
 
-    references = list_references(answers)
+    references: Any = list(zip_longest(*answers))  # the first of all, the second of all, …, None where there is none
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
     metrics = {
         "bleu": bleu.corpus_score(written, references).score,
@@ -113,12 +114,6 @@ def bleu_of(sums_K: Numbers) -> float:
 
     counts = [int(number) for number in sums_K]
     return float(sacrebleu.BLEU.compute_bleu(counts[:4], counts[4:8], counts[8], counts[9], smooth_method="exp").score)
-
-
-def list_references(answers: Answers) -> Any:
-    """Answers as sacreBLEU takes them: the first of all, the second of all, …, None where there is none."""
-    most = max(map(len, answers))
-    return [[good[number] if number < len(good) else None for good in answers] for number in range(most)]
 
 
 def score_summaries(written: Sequence[str], answers: Answers) -> Score:
