@@ -6,10 +6,9 @@ Shapes: Q queries, D documents, C width.
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,16 +78,12 @@ class BM25:
 
 def words(text: str) -> Iterator[str]:
     """The words of a text without their endings (Porter, 1980)."""
-    return map(stem, re.findall(r"\w+", text.lower()))
+    return map(stemmer(), re.findall(r"\w+", text.lower()))
 
 
 @cache
-def stem(word: str) -> str:
-    return str(stemmer().stem(word))
-
-
-@cache
-def stemmer() -> Any:
+def stemmer() -> Callable[[str], str]:
+    """Porter's, which remembers the words that it had."""
     from nltk.stem.porter import PorterStemmer  # takes a second to import
 
-    return PorterStemmer()
+    return cache(PorterStemmer().stem)
