@@ -13,14 +13,7 @@ from pipeline.config import GenerationConfig
 from pipeline.data.batch import Batch, collate
 from pipeline.data.objectives import Example
 from pipeline.data.tasks import TASKS, Documents, Encoder, Row
-from pipeline.evaluation.metrics import (
-    Score,
-    score_classes,
-    score_exact,
-    score_rankings,
-    score_summaries,
-    score_translations,
-)
+from pipeline.evaluation import metrics
 from pipeline.evaluation.ranking import Index, Vectors
 from pipeline.model.generation import encode, generate, inference
 from pipeline.model.heads import Pooling, pooled
@@ -94,24 +87,25 @@ class Predictor:
         written = generate(self.model, prompts, self.generation, end=end, memory=memory, answer=True)
         return [tokenizer.decode(sequences[0].ids).strip() for sequences in written]
 
-    def score(self, rows: Sequence[Row], predictions: Sequence[Any]) -> Score:
+    def score(self, rows: Sequence[Row], predictions: Sequence[Any]) -> metrics.Score:
         """How good predictions are, by the metrics of the task."""
         task = self.encoder.task.name
         if TASKS[task].kind == "classification":
             labels = np.array([self.encoder.number(row.label or "") for row in rows])
-            return score_classes(np.array(predictions), labels)
+            return metrics.score_classes(np.array(predictions), labels)
         if TASKS[task].kind == "retrieval":
             found = [[name for name, _ in ranking] for ranking in predictions]
-            return score_rankings(found, [dict(row.judged) for row in rows])
+            return metrics.score_rankings(found, [dict(row.judged) for row in rows])
         answers = [row.answers for row in rows]
         if task == "translation":
-            return score_translations(predictions, answers)
+            return metrics.score_translations(predictions, answers)
         if task == "summarization":
-            return score_summaries(predictions, answers)
+            return metrics.score_summaries(predictions, answers)
         if task == "text":
-            exact, near = score_exact(predictions, answers), score_translations(predictions, answers)
+            exact, near = metrics.score_exact(predictions, answers), metrics.score_translations(predictions, answers)
             return replace(exact, metrics=exact.metrics | near.metrics, signatures=near.signatures)
-        return score_exact(predictions, answers, [row.source.removeprefix("<U>").removeprefix("<L>") for row in rows])
+        strings = [row.source.removeprefix("<U>").removeprefix("<L>") for row in rows]
+        return metrics.score_exact(predictions, answers, strings)
 
 
 def class_logits(model: Model, batch: Batch, pooling: Pooling) -> Tensor:
