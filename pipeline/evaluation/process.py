@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from pipeline import cli
-
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+from pipeline.terminal import signals_to
 
 
 def run_command(command: Sequence[str], prepared: bool = False) -> int:
@@ -39,12 +38,8 @@ def attended(pid: int, wait: Callable[[], object]) -> int:
         told.append(number)
         os.kill(pid, number)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
-    try:
+    with signals_to(pass_on):
         wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return cli.STOPPED if told else 0
 
 

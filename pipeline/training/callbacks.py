@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -18,7 +18,7 @@ import pytorch_lightning as pl
 import torch
 
 from pipeline.model.products import linear
-from pipeline.terminal import note, progress, warn
+from pipeline.terminal import note, progress, signals_to, warn
 from pipeline.training import checkpoint
 from pipeline.training.config import Precision
 from pipeline.training.module import Progress, Training
@@ -26,7 +26,6 @@ from pipeline.training.optim import numbers_of, rate_share
 from pipeline.training.run import Run
 from pipeline.training.tracking import Tracker
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 Measure = Callable[[], dict[str, float]]
 Routines = Sequence[tuple[int, Measure]]  # every so many steps, and at the end; never if 0
 
@@ -52,6 +51,7 @@ class Keeper(pl.Callback):
         self.validated_at = -1
         self.measured: dict[str, float] = {}
         """What the last validation found."""
+        self.until_teardown = ExitStack()
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, Training)
@@ -63,18 +63,16 @@ class Keeper(pl.Callback):
             self.state = None  # its memory is needed
         self.clock, self.peak = time.monotonic() - module.progress.seconds, 0.0
         self.logged = (module.progress.tokens, module.progress.flops, time.monotonic())
-        self.bar: AbstractContextManager[Callable[[float], None]] = progress("training", module.total_steps, "steps")
-        self.advance = self.bar.__enter__() if trainer.is_global_zero else lambda _: None
+        bar = progress("training", module.total_steps, "steps")
+        self.advance = self.until_teardown.enter_context(bar) if trainer.is_global_zero else lambda _: None
         self.advance(module.progress.step)
-        self.handlers = {number: signal.signal(number, self.on_signal(module)) for number in SIGNALS}
 
-    def on_signal(self, module: Training) -> Callable[[int, FrameType | None], None]:
-        def handler(number: int, _: FrameType | None) -> None:
+        def stop(number: int, _: FrameType | None) -> None:
             self.stopped_by = number
             module.told_to_stop = True
             signal.signal(signal.SIGINT, signal.default_int_handler)  # the second Ctrl-C stops at once
 
-        return handler
+        self.until_teardown.enter_context(signals_to(stop))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, number: int
@@ -166,10 +164,7 @@ class Keeper(pl.Callback):
         trainer.strategy.barrier()
 
     def teardown(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        for number, handler in getattr(self, "handlers", {}).items():
-            signal.signal(number, handler)
-        if hasattr(self, "bar") and trainer.is_global_zero:
-            self.bar.__exit__(None, None, None)
+        self.until_teardown.close()
 
 
 def requeued(number: int | None) -> bool:
