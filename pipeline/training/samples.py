@@ -28,15 +28,12 @@ def write_samples(
 ) -> dict[str, float]:
     """Write samples to a file and to the tracker; return the share of what was continued that stands in training."""
     chosen = examples.numbers[:: max(1, len(examples.numbers) // SAMPLES)][:SAMPLES]
-    rows, written = [], []
-    for number in chosen:
-        row, ids = sample(model, tokenizer, examples.example(number))
-        rows.append(row)
-        written.append(ids)
+    made = [sample(model, tokenizer, examples.example(number)) for number in chosen]
+    rows = [row for row, _ in made]
     blocks = ("\n".join(f"{name}: {text}" for name, text in zip(HEADER, row, strict=True)) for row in rows)
     write_text(run.path / "samples" / f"step-{step:08}.txt", "\n\n".join(blocks) + "\n")
     tracker.table("samples", HEADER, rows, step)
-    copied = grams.copied(written) if model.architecture.family != "encoder" else None
+    copied = grams.copied([ids for _, ids in made]) if model.architecture.family != "encoder" else None
     return {} if copied is None else {"val/copy_rate": copied}
 
 
