@@ -66,7 +66,7 @@ class Recurrent(LanguageModel):
         states_BTC, state_PLBC = self.decoder(self.embed(ids_BT), real_BT, state_PLBC, cache)
         if cache:
             cache.state_PLBC = state_PLBC
-            cache.tokens += ids_BT.shape[1]
+            cache.length += ids_BT.shape[1]
         return states_BTC
 
     def training_flops(self, source: int, target: int, predicted: int) -> int:
@@ -94,14 +94,11 @@ def refuse(argument: Tensor | None, what: str) -> None:
 class StateCache(Cache):
     """What a recurrent decoder has read: one state, however many tokens."""
 
+    length = 0
+
     def __init__(self) -> None:
         super().__init__(layers=0, capacity=0)
-        self.tokens = 0
         self.state_PLBC: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        return self.tokens
 
     def reorder(self, rows: Tensor) -> None:
         super().reorder(rows)
