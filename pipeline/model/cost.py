@@ -4,7 +4,7 @@ A matrix multiply of m × k by k × n counts 2mkn. Attention counts in full even
 where there is loss, and the backward pass twice the forward pass. Everything else is left out: it is a percent or two.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from pipeline.model.config import Architecture
 
@@ -21,7 +21,7 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        return self.blocks + self.embedding + self.positions + self.output
+        return sum(astuple(self))
 
 
 def count_parameters(model: Architecture, vocab_size: int) -> Parameters:
@@ -87,8 +87,7 @@ class Flops:
 
     @property
     def forward(self) -> int:
-        parts = (self.linear, self.encoder_attention, self.cross_attention, self.decoder_attention, self.vocabulary)
-        return sum(parts)
+        return sum(astuple(self))
 
     @property
     def training(self) -> int:

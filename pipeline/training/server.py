@@ -141,11 +141,9 @@ def wait_for(artifact: "wandb.Artifact") -> None:
 
 def unsynced(run_dir: Path) -> list[Path]:
     """The parts of a run that are not wholly at the server, oldest first."""
-    begun = [log.parent for log in run_dir.glob("wandb/*run-*/*.wandb")]
-    return sorted(
-        (folder for folder in begun if not synced_mark(folder).exists()),
-        key=lambda folder: folder.name.removeprefix("offline-"),
-    )
+    parts = [log.parent for log in run_dir.glob("wandb/*run-*/*.wandb")]
+    left = [part for part in parts if not synced_mark(part).exists()]
+    return sorted(left, key=lambda part: part.name.removeprefix("offline-"))
 
 
 def synced_mark(segment: Path) -> Path:
