@@ -99,10 +99,9 @@ def draw_grid(maps: list[Map], head: int | None = None) -> Any:
     from matplotlib.figure import Figure
 
     chosen = range(len(maps[0].heads_HTS)) if head is None else [head - 1]
-    width, height = (max(2.0, 0.17 * len(words)) for words in (maps[0].keys, maps[0].queries))
     single = head is not None and len(maps) == 1
-    if single:
-        width, height = (max(3.0, 0.34 * len(words)) for words in (maps[0].keys, maps[0].queries))
+    least, each = (3.0, 0.34) if single else (2.0, 0.17)  # inches of a map, and of a token
+    width, height = (max(least, each * len(words)) for words in (maps[0].keys, maps[0].queries))
     figure = Figure((0.6 + len(chosen) * (width + 0.8), 0.4 + len(maps) * (height + 0.9)), layout="constrained")
     for row, one in enumerate(maps):
         for column, number in enumerate(chosen):

@@ -147,9 +147,8 @@ def check_model(cell: Cell, alike: bool) -> None:
 
 def check_disk(study: Study, jobs: list[Cell]) -> None:
     """Refuse to start what would fill the disk."""
-    place = study.folder.resolve()
-    while not place.exists():
-        place = place.parent
+    folder = study.folder.resolve()
+    place = next(one for one in (folder, *folder.parents) if one.exists())
     needed, free = disk_bytes(jobs), shutil.disk_usage(place).free
     if needed > free:
         raise UserError(

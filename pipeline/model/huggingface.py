@@ -191,9 +191,8 @@ def fill(model: Transformer, form: Form, tensors: dict[str, Tensor], folder: Pat
         note(f"{folder}: {form.base} has no language head; it begins with random values")
     weights = dict(head)
     for row in rows(form, model, wanted.keys() - head.keys()):
-        for name in row.theirs:
-            if name not in tensors:
-                raise UserError(f"{folder}: no tensor {name} in it; copy or download it again")
+        if missing := [name for name in row.theirs if name not in tensors]:
+            raise UserError(f"{folder}: no tensor {missing[0]} in it; copy or download it again")
         whole = row.joined([tensors.pop(name).float() for name in row.theirs])
         sizes = [len(wanted[name]) for name in row.ours]
         shape = (sum(sizes), *wanted[row.ours[0]].shape[1:])
