@@ -143,9 +143,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def verdict(
-    name_one: str, name_other: str, difference: Difference, unit: str, scale: float = 1, lower_is_better: bool = False
-) -> str:
+def verdict(name_one: str, name_other: str, difference: Difference, unit: str, scale: float = 1) -> str:
     """What the difference shows, in words; `scale` 100 turns shares (0–1) into points."""
     mean, interval = difference.mean * scale, tuple(scale * end for end in difference.interval or ())
     decimals = count_decimals(interval[1] - mean if interval else abs(mean))
@@ -163,7 +161,7 @@ def verdict(
     if difference.adjusted >= 1 - LEVEL:
         alone = f"{signed}, 95 % interval for this pair alone {bounds}, {seeds}{note}"
         return f"no difference that stands among {difference.comparisons} comparisons ({alone})"
-    ahead, behind = (name_one, name_other) if (mean > 0) != lower_is_better else (name_other, name_one)
+    ahead, behind = (name_one, name_other) if mean > 0 else (name_other, name_one)
     bounds = " to ".join(written(end, decimals) for end in sorted(abs(end) for end in interval))
     by = f"{written(abs(mean), decimals)} {unit}"
     return f"{ahead} ahead of {behind} by {by} (95 % interval {bounds}, {seeds}{note})"
@@ -178,8 +176,7 @@ def influences(sums_NK: Numbers, metric: Callable[[Numbers], float]) -> Numbers:
     """
     total_K = sums_NK.sum(0)
     without_N = np.array([metric(total_K - sums_K) for sums_K in sums_NK], np.float64)
-    influences_N: Numbers = metric(total_K) + (len(sums_NK) - 1) * (without_N.mean() - without_N)
-    return influences_N
+    return np.asarray(metric(total_K) + (len(sums_NK) - 1) * (without_N.mean() - without_N))
 
 
 # --- Variances ---------------------------------------------------------------------------------------------------
