@@ -16,7 +16,7 @@ from pipeline.bundle import make_model
 from pipeline.data.batch import Batch
 from pipeline.data.config import OBJECTIVES
 from pipeline.data.objectives import IGNORED
-from pipeline.evaluation.cell import Cell
+from pipeline.evaluation.cell import Cell, grouped
 from pipeline.evaluation.matching import lengths
 from pipeline.evaluation.plan import read_base, vocabulary_size
 from pipeline.evaluation.study import Study, disk_bytes
@@ -47,14 +47,11 @@ class Estimate:
 
 def print_estimate(study: Study) -> None:
     """Print what the jobs of each kind take here, and what the whole study does."""
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in study.jobs():
-        groups.setdefault((cell.task or "pretraining", cell.candidate.name), []).append(cell)
     vocab_size = vocabulary_size(read_base(study.config, {}))
     rows: list[tuple[object, ...]] = []
     total = 0.0
     with TemporaryDirectory() as folder:
-        for (job, name), cells in groups.items():
+        for (job, name), cells in grouped(study.jobs()).items():
             note(f"timing {job} of {name}")
             found = estimate(cells[0], vocab_size, Path(folder))
             waiting = [cell for cell in cells if not cell.run.finished and study.is_mine(cell)]

@@ -4,6 +4,7 @@ import glob
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -83,6 +84,14 @@ class Cell:
         """What a user would type."""
         files = [word for file in self.files for word in ("--config", file)]
         return [self.stage, *files, *(word for key, value in self.given.items() for word in (f"--{key}", value))]
+
+
+def grouped(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:
+    """The seeds of each kind of job and model together."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.task or "pretraining", cell.candidate.name), []).append(cell)
+    return groups
 
 
 def contents(config: PretrainConfig | FinetuneConfig) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.evaluation import statistics
-from pipeline.evaluation.cell import Cell, metric_of, result_of
+from pipeline.evaluation.cell import Cell, grouped, metric_of, result_of
 from pipeline.evaluation.plan import Candidate, plan_rows
 from pipeline.evaluation.study import Study
 
@@ -125,11 +125,9 @@ class Findings:
 
 def find(study: Study, failed: list[str]) -> Findings:
     """Gather what finished jobs found, and compare on each task those that are to be compared."""
-    cells: dict[tuple[str, str], list[Cell]] = {}
-    for cell in study.cells():
-        if cell.rate is not None or not study.config.learning_rates:  # else not all its rates were tried
-            cells.setdefault((cell.task, cell.candidate.name), []).append(cell)
-    outcomes = [outcome for group in cells.values() if (outcome := gather(group))]
+    rates = study.config.learning_rates
+    cells = [cell for cell in study.cells() if cell.rate is not None or not rates]  # else not all its rates were tried
+    outcomes = [outcome for group in grouped(cells).values() if (outcome := gather(group))]
     pairs = [
         (one, other)
         for one, other in combinations(outcomes, 2)
@@ -163,11 +161,10 @@ def score_rows(outcomes: list[Outcome]) -> Table:
     """Mean, deviation and interval of every model on every task."""
     rows: list[tuple[object, ...]] = []
     for one in outcomes:
-        deviation, part = one.scores.deviation, "dev" if one.split == "val" else "test"
-        spread = "-" if deviation is None else f"{one.scale * deviation:.2f}"
+        part = "dev" if one.split == "val" else "test"
+        spread, nothing = shown(one.scores.deviation, scale=one.scale), shown(one.baseline, scale=one.scale)
         interval = "-" if one.reach is None else f"{one.mean - one.reach:.2f} to {one.mean + one.reach:.2f}"
-        nothing = "-" if one.baseline is None else f"{one.scale * one.baseline:.2f}"
-        numbers = (len(one.values), f"{one.mean:.2f}", spread, interval, nothing)
+        numbers = (len(one.values), shown(one.mean), spread, interval, nothing)
         rows.append((one.task, one.name, one.metric, part, *numbers))
     return ("task", "model", "metric", "part", "seeds", "mean", "deviation", "95 % interval", "baseline"), rows
 
@@ -178,16 +175,18 @@ def difference_rows(pairs: list[Pair]) -> Table:
     for pair in pairs:
         found, scale = pair.difference, pair.one.scale
         interval = "-" if found.interval is None else " to ".join(f"{scale * end:.2f}" for end in found.interval)
-        noise = "-" if found.seed_noise is None else f"{scale * found.seed_noise:.2f}"
-        numbers = [
-            "-" if value is None else f"{value:.{digits}f}"
-            for value, digits in ((found.effect, 1), (found.freedom, 1), (found.p_value, 3), (found.adjusted, 3))
-        ]
         names = f"{pair.one.name} − {pair.other.name}"
+        sizes = (shown(found.mean, scale=scale), interval, shown(found.seed_noise, scale=scale), shown(found.effect, 1))
+        chances = (shown(found.freedom, 1), shown(found.p_value, 3), shown(found.adjusted, 3))
         verdict = pair.sentence.partition(" (")[0].partition(" by ")[0]
-        rows.append((pair.one.task, names, f"{scale * found.mean:.2f}", interval, noise, *numbers, verdict))
+        rows.append((pair.one.task, names, *sizes, *chances, verdict))
     header = ("task", "pair", "difference", "95 % interval", "seed noise", "effect", "freedom", "p", "p of study")
     return (*header, "verdict"), rows
+
+
+def shown(value: float | None, digits: int = 2, scale: float = 1) -> str:
+    """A number of a table, which may not be there."""
+    return "-" if value is None else f"{scale * value:.{digits}f}"
 
 
 def disagreement_rows(findings: Findings) -> Table:
@@ -209,11 +208,8 @@ def example_gaps(pair: Pair) -> statistics.Numbers:
 def spent_rows(findings: Findings) -> Table:
     """What every kind of job really took, the mean of its finished seeds."""
     rows: list[tuple[object, ...]] = []
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in (*findings.study.pretraining(), *(cell for one in findings.outcomes for cell in one.cells)):
-        if cell.run.finished:
-            groups.setdefault((cell.task or "pretraining", cell.candidate.name), []).append(cell)
-    for (job, name), cells in groups.items():
+    jobs = (*findings.study.pretraining(), *(cell for one in findings.outcomes for cell in one.cells))
+    for (job, name), cells in grouped(cell for cell in jobs if cell.run.finished).items():
         last = [last_row(cell) for cell in cells]
         step, tokens, flops, seconds = (
             sum(row.get(key, 0) for row in last) / len(last) for key in ("step", "tokens", "flops", "seconds")
