@@ -64,9 +64,7 @@ class Chart:
         with rc_context({"svg.fonttype": "none", "svg.hashsalt": self.name}):
             self.figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
         opening = f'<svg role="img" aria-label="{html.escape(label)}" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        text = re.sub(
-            r".*?<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", rf"{opening}\1>", drawn.getvalue(), count=1, flags=re.S
-        )
+        text = re.sub(r'.*?<svg .*?(viewBox=".*?").*?>', rf"{opening}\1>", drawn.getvalue(), count=1, flags=re.S)
         text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
         text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", text).replace(INK, "currentColor")
         for number, words in enumerate(self.words):
@@ -143,22 +141,18 @@ def mark_amounts(axes: Any, name: str) -> None:
 
 def length_curves(findings: Findings) -> str:
     """How often strings of each length come out right, for the tasks that tell; nothing where none does."""
-    told = {
-        task: {one.name: by_length(one) for one in outcomes}
-        for task, outcomes in findings.tasks.items()
-        if any(by_length(one) for one in outcomes)
-    }
+    told = {task: outcomes for task, outcomes in findings.tasks.items() if any(map(by_length, outcomes))}
     if not told:
         return ""
     chart = Chart("lengths", len(told), 4.6 * len(told), height=3.8)
-    for axes, (task, curves) in zip(chart.panels, told.items(), strict=True):
-        for name, points in curves.items():
-            draw_band(chart, axes, findings.study, name, points, "letters")
+    for axes, (task, outcomes) in zip(chart.panels, told.items(), strict=True):
+        for one in outcomes:
+            draw_band(chart, axes, findings.study, one.name, by_length(one), "letters")
         axes.set_title(task, fontsize=10)
         axes.set_xlabel("letters", fontsize=9)
         axes.set_ylabel("exact match (points)", fontsize=9)
         axes.set_ylim(-3, 103)
-    chart.legend(findings.study, {name for curves in told.values() for name in curves}, lines=True)
+    chart.legend(findings.study, {one.name for outcomes in told.values() for one in outcomes}, lines=True)
     return chart.svg("Exact match by the length of the string")
 
 
