@@ -135,7 +135,7 @@ def warm(name: str, variant: Variant, start: Candidate, vocab_size: int) -> Cand
 
 def plan_rows(candidates: dict[str, Candidate], pretrained: bool) -> tuple[list[str], list[tuple[object, ...]]]:
     """The table of the plan; without pretraining there are no windows, and tokenizers are not known before."""
-    reference = reference_of(candidates)
+    reference = (candidates.get("decoder") or next(iter(candidates.values()))).cost  # what ratios are of
     rows: list[tuple[object, ...]] = []
     for one in candidates.values():
         model, cost = resolve(one.model), one.cost
@@ -146,11 +146,6 @@ def plan_rows(candidates: dict[str, Candidate], pretrained: bool) -> tuple[list[
         rows.append((*row, cost.all_parameters, f"{cost.flops:.3g}", f"{cost.flops / reference.flops:.3f}"))
     kept = [place for place in range(len(HEADER)) if pretrained or place not in (2, 7, 8, 9)]
     return [HEADER[place] for place in kept], [tuple(row[place] for place in kept) for row in rows]
-
-
-def reference_of(candidates: dict[str, Candidate]) -> Cost:
-    """What ratios are of: the decoder, or the first model where there is none."""
-    return (candidates.get("decoder") or next(iter(candidates.values()))).cost
 
 
 def warn_of_distance(candidates: dict[str, Candidate]) -> None:

@@ -32,8 +32,7 @@ def sync(folder: Path) -> None:
     require_server()
     finished = [run_dir for run_dir in run_dirs if not running(run_dir)]
     for run_dir in finished:
-        segments = unsynced(run_dir)
-        if segments:
+        if segments := unsynced(run_dir):
             upload(segments)
             note(f"W&B: {run_dir} is uploaded")
     for run_dir in finished:  # after all uploads: one run's input is another's artifact
