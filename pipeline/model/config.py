@@ -67,6 +67,9 @@ class Architecture:
     bidirectional: bool
     alignment: Alignment
 
+    def __post_init__(self) -> None:
+        check(self)
+
     @property
     def layers(self) -> int:
         """Blocks on both sides."""
@@ -224,8 +227,7 @@ PRESETS["modern"] = PRESETS["modern-1"]  # the newest of its name; one that has 
 
 def resolve(config: ModelConfig) -> Architecture:
     """Decide every setting: what is given, else what the preset says, else what follows from the size."""
-    given = {field.name: getattr(config, field.name) for field in fields(config)}
-    chosen = PRESETS[config.preset] | {name: value for name, value in given.items() if value is not None}
+    chosen = PRESETS[config.preset] | {name: value for name, value in asdict(config).items() if value is not None}
     for name in ("preset", "size", "layers"):
         chosen.pop(name, None)
     width, blocks = SIZES[config.size]
@@ -243,9 +245,7 @@ def resolve(config: ModelConfig) -> Architecture:
         chosen["tie_embeddings"] = False  # the two matrices differ in width
     if config.family == "recurrent" and config.position is None:
         chosen["position"] = "none"  # what the presets say of positions is for self-attention
-    architecture = Architecture(**chosen)
-    check(architecture)
-    return architecture
+    return Architecture(**chosen)
 
 
 def split_blocks(family: Family, blocks: int) -> tuple[int, int]:
@@ -264,9 +264,7 @@ DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 def with_dropout(model: Architecture, settings: ModelConfig) -> Architecture:
     """A model with the dropout that settings name: what suits much text may not suit few rows."""
     named = {name: getattr(settings, name) for name in DROPOUTS if getattr(settings, name) is not None}
-    changed = replace(model, **named)
-    check(changed)
-    return changed
+    return replace(model, **named)
 
 
 def unused(model: Architecture, settings: ModelConfig) -> list[str]:
