@@ -4,7 +4,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,14 @@ INK = "#000000"  # becomes the page's own colour of text
 class Chart:
     """A figure of one or more panels beside each other."""
 
-    def __init__(self, name: str, panels: int, width: float, height: float = 3.0) -> None:
+    def __init__(self, study: Study, name: str, titles: Sequence[str], width: float, height: float = 3.0) -> None:
         from matplotlib.figure import Figure
 
-        self.name, self.words = name, list[str]()
+        self.study, self.name, self.words = study, name, list[str]()
         self.figure = Figure(figsize=(max(width, LEAST_WIDTH), height), layout="constrained")
-        self.panels: list[Any] = [self.figure.add_subplot(1, panels, number + 1) for number in range(panels)]
-        for axes in self.panels:
+        self.panels: list[Any] = self.figure.subplots(1, len(titles), squeeze=False)[0].tolist()
+        for axes, title in zip(self.panels, titles, strict=True):
+            axes.set_title(title, fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=9)
 
@@ -41,12 +42,12 @@ class Chart:
         artist.set_gid(f"mark-{len(self.words)}")
         self.words.append(words)
 
-    def legend(self, study: Study, names: Iterable[str], lines: bool = False) -> None:
+    def legend(self, names: set[str], lines: bool = False) -> None:
         """Say below the panels which colour is which model."""
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
-        shown = {name: style(study, name) for name in study.candidates if name in set(names)}
+        shown = {name: self.style(name) for name in self.study.candidates if name in names}
         marks: list[Any] = [Patch(facecolor=colour, hatch=hatch, edgecolor="w") for colour, _, hatch in shown.values()]
         if lines:
             marks = [Line2D([], [], color=colour, dashes=DASHES[dash]) for colour, dash, _ in shown.values()]
@@ -72,11 +73,10 @@ class Chart:
             text = text.replace(mark, f"{mark}<title>{html.escape(words)}</title>", 1)
         return text
 
-
-def style(study: Study, name: str) -> tuple[str, str, str]:
-    """The colour, dash and hatch of a model, the same in every chart."""
-    turn, place = divmod(list(study.candidates).index(name), len(COLOURS))
-    return COLOURS[place], list(DASHES)[turn % 3], HATCHES[turn % 3]
+    def style(self, name: str) -> tuple[str, str, str]:
+        """The colour, dash and hatch of a model, the same in every chart."""
+        turn, place = divmod(list(self.study.candidates).index(name), len(COLOURS))
+        return COLOURS[place], list(DASHES)[turn % 3], HATCHES[turn % 3]
 
 
 # --- What is drawn -----------------------------------------------------------------------------------------------
@@ -85,10 +85,10 @@ def style(study: Study, name: str) -> tuple[str, str, str]:
 def score_bars(findings: Findings) -> str:
     """The mean of every model on every task with the 95 % interval over seeds; every dot is a seed."""
     tasks = findings.tasks
-    chart = Chart("bars", len(tasks), sum(1.6 + 0.42 * len(outcomes) for outcomes in tasks.values()))
+    chart = Chart(findings.study, "bars", [*tasks], sum(1.6 + 0.42 * len(outcomes) for outcomes in tasks.values()))
     for axes, (task, outcomes) in zip(chart.panels, tasks.items(), strict=True):
         for place, one in enumerate(outcomes):
-            colour, _, hatch = style(findings.study, one.name)
+            colour, _, hatch = chart.style(one.name)
             bar = axes.bar(place, one.mean, width=0.75, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
             reach = "" if one.reach is None else f" ± {one.reach:.2f} (95 %, {len(one.values)} seeds)"
             chart.tell(bar[0], f"{one.name}, {task}: {one.mean:.2f}{reach}")
@@ -96,10 +96,9 @@ def score_bars(findings: Findings) -> str:
                 axes.errorbar(place, one.mean, one.reach, color=INK, capsize=3, linewidth=1)
             axes.plot([place] * len(one.values), one.values, "o", color=INK, markersize=2.5)
         axes.set_xticks([])
-        axes.set_title(task, fontsize=10)
         axes.set_ylabel(outcomes[0].measure)
         limit_scores(axes, outcomes[0], from_zero=True)
-    chart.legend(findings.study, {one.name for one in findings.outcomes})
+    chart.legend({one.name for one in findings.outcomes})
     return chart.svg("Scores of all models on all tasks as bars; the table below has the numbers")
 
 
@@ -110,16 +109,15 @@ def learning_curves(findings: Findings, axis: str) -> str:
     for task, outcomes in findings.tasks.items():
         cells = [cell for one in outcomes for cell in one.cells]
         panels.append((task, f"val/{outcomes[0].metric}", outcomes[0].scale, cells))
-    chart = Chart(f"curves-{axis}", len(panels), 3.4 * len(panels))
-    for axes, (title, metric, scale, cells) in zip(chart.panels, panels, strict=True):
+    chart = Chart(study, f"curves-{axis}", [title for title, *_ in panels], 3.4 * len(panels))
+    for axes, (_, metric, scale, cells) in zip(chart.panels, panels, strict=True):
         for name in dict.fromkeys(cell.candidate.name for cell in cells):
             runs = [cell.run.rows() for cell in cells if cell.candidate.name == name]
             points = [[(row[axis], scale * row[metric]) for row in rows if metric in row] for rows in runs]
-            draw_band(chart, axes, study, name, points, AXES[axis])
-        axes.set_title(title, fontsize=10)
+            draw_band(chart, axes, name, points, AXES[axis])
         mark_amounts(axes, AXES[axis])
         axes.set_ylabel(f"{metric} (points)" if scale == 100 else metric, fontsize=9)
-    chart.legend(study, {cell.candidate.name for _, _, _, cells in panels for cell in cells}, lines=True)
+    chart.legend({cell.candidate.name for *_, cells in panels for cell in cells}, lines=True)
     return chart.svg(f"Learning curves over {AXES[axis]}")
 
 
@@ -144,15 +142,14 @@ def length_curves(findings: Findings) -> str:
     told = {task: outcomes for task, outcomes in findings.tasks.items() if any(map(by_length, outcomes))}
     if not told:
         return ""
-    chart = Chart("lengths", len(told), 4.6 * len(told), height=3.8)
-    for axes, (task, outcomes) in zip(chart.panels, told.items(), strict=True):
+    chart = Chart(findings.study, "lengths", [*told], 4.6 * len(told), height=3.8)
+    for axes, outcomes in zip(chart.panels, told.values(), strict=True):
         for one in outcomes:
-            draw_band(chart, axes, findings.study, one.name, by_length(one), "letters")
-        axes.set_title(task, fontsize=10)
+            draw_band(chart, axes, one.name, by_length(one), "letters")
         axes.set_xlabel("letters", fontsize=9)
         axes.set_ylabel("exact match (points)", fontsize=9)
         axes.set_ylim(-3, 103)
-    chart.legend(findings.study, {one.name for outcomes in told.values() for one in outcomes}, lines=True)
+    chart.legend({one.name for outcomes in told.values() for one in outcomes}, lines=True)
     return chart.svg("Exact match by the length of the string")
 
 
@@ -164,9 +161,7 @@ def by_length(outcome: Outcome) -> list[list[tuple[float, float]]]:
     return [sorted(run) for run in runs if run]
 
 
-def draw_band(
-    chart: Chart, axes: Any, study: Study, name: str, runs: list[list[tuple[float, float]]], unit: str
-) -> None:
+def draw_band(chart: Chart, axes: Any, name: str, runs: list[list[tuple[float, float]]], unit: str) -> None:
     """The mean over seeds with what lies between the lowest and the highest; every point says its numbers."""
     runs = [run for run in runs if run]  # a seed may not have begun
     if not runs:
@@ -174,7 +169,7 @@ def draw_band(
     length = min(map(len, runs))
     x, values = np.moveaxis(np.array([run[:length] for run in runs], np.float64), 2, 0)
     x, mean = x.mean(0), values.mean(0)
-    colour, dash, _ = style(study, name)
+    colour, dash, _ = chart.style(name)
     axes.plot(x, mean, color=colour, linestyle=dash, linewidth=1.6)
     if len(runs) > 1:
         axes.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
@@ -189,11 +184,11 @@ COSTS = {"flops": "FLOPs of training", "seconds": "seconds of training", "parame
 def cost_scatter(findings: Findings, cost: str) -> str:
     """What the training of a model cost, pretraining included, against what it reached."""
     tasks = findings.tasks
-    chart = Chart(f"cost-{cost}", len(tasks), 3.4 * len(tasks))
-    for axes, (task, outcomes) in zip(chart.panels, tasks.items(), strict=True):
+    chart = Chart(findings.study, f"cost-{cost}", [*tasks], 3.4 * len(tasks))
+    for axes, outcomes in zip(chart.panels, tasks.values(), strict=True):
         for one in outcomes:
             spent = cost_of_outcome(one, cost)
-            colour, dash, _ = style(findings.study, one.name)
+            colour, dash, _ = chart.style(one.name)
             marker = {"-": "o", "--": "s", ":": "^"}[dash]
             (point,) = axes.plot(spent, one.mean, marker, color=colour, markersize=8)
             chart.tell(point, f"{one.name}: {one.mean:.2f} for {spent:.3g} {COSTS[cost]}")
@@ -201,10 +196,9 @@ def cost_scatter(findings: Findings, cost: str) -> str:
                 axes.errorbar(spent, one.mean, one.reach, color=colour, capsize=3, linewidth=1)
         axes.margins(x=0.15)
         limit_scores(axes, outcomes[0])
-        axes.set_title(task, fontsize=10)
         mark_amounts(axes, COSTS[cost])
         axes.set_ylabel(outcomes[0].measure, fontsize=9)
-    chart.legend(findings.study, {one.name for one in findings.outcomes})
+    chart.legend({one.name for one in findings.outcomes})
     return chart.svg(f"Scores against {COSTS[cost]}")
 
 

@@ -15,12 +15,12 @@ STUDY = cast(Study, SimpleNamespace(candidates=["encoder"]))
 
 
 def test_a_seed_that_has_not_begun_does_not_hide_the_others() -> None:
-    chart = Chart("chart", 1, 4.0)
-    draw_band(chart, chart.panels[0], STUDY, "encoder", [[(1, 4.0), (2, 2.0)], [], [(1, 2.0), (2, 1.0)]], "tokens")
+    chart = Chart(STUDY, "chart", ["task"], 4.0)
+    draw_band(chart, chart.panels[0], "encoder", [[(1, 4.0), (2, 2.0)], [], [(1, 2.0), (2, 1.0)]], "tokens")
     assert chart.words == ["encoder: 3 (2 to 4) at 1 tokens", "encoder: 1.5 (1 to 2) at 2 tokens"]
     assert "encoder: 3 (2 to 4)" in chart.svg("a chart")
-    empty = Chart("empty", 1, 4.0)
-    draw_band(empty, empty.panels[0], STUDY, "encoder", [[], []], "tokens")
+    empty = Chart(STUDY, "empty", ["task"], 4.0)
+    draw_band(empty, empty.panels[0], "encoder", [[], []], "tokens")
     assert not empty.words
 
 
