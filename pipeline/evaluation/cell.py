@@ -4,6 +4,7 @@ import glob
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
@@ -84,6 +85,11 @@ class Cell:
         """What a user would type."""
         files = [word for file in self.files for word in ("--config", file)]
         return [self.stage, *files, *(word for key, value in self.given.items() for word in (f"--{key}", value))]
+
+    @property
+    def line(self) -> str:
+        """The same in a shell."""
+        return f"triptych {shlex.join(self.command)}"
 
 
 def grouped(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:

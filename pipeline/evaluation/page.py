@@ -18,7 +18,6 @@ from pipeline.evaluation import charts
 from pipeline.evaluation.attention_maps import Map, draw_grid, find_maps
 from pipeline.evaluation.cell import meta_of
 from pipeline.evaluation.findings import Findings, Outcome, Pair, Table, difference_rows, example_gaps, score_rows
-from pipeline.evaluation.study import Study
 from pipeline.inference import load
 from pipeline.model.recurrent import Recurrent
 
@@ -86,8 +85,8 @@ def scores(findings: Findings) -> str:
     parts = [plot(charts.score_bars(findings), "Means over seeds; lines are 95 % intervals of them, dots are seeds.")]
     for task, outcomes in findings.tasks.items():
         pairs = [pair for pair in findings.pairs if pair.one.task == task]
-        parts += [f"<h3>{html.escape(task)}</h3>", table(without(score_rows(outcomes), "task"))]
-        parts += [table(without(difference_rows(pairs), "task"))] if pairs else []
+        parts += [f"<h3>{html.escape(task)}</h3>", table(without_task(score_rows(outcomes)))]
+        parts += [table(without_task(difference_rows(pairs)))] if pairs else []
     note = (
         "Seed noise is the deviation from seed to seed, pooled over both models; the effect is the difference in units "
         "of it. p is for the pair alone, p of study after Holm's correction for all comparisons: verdicts go by it."
@@ -96,9 +95,8 @@ def scores(findings: Findings) -> str:
 
 
 def budgets(findings: Findings) -> str:
-    study = findings.study
-    ratio = "Ratios are to the decoder" if "decoder" in study.candidates else "Ratios are to the first model"
-    words = f"{ratio}. Block parameters leave out embeddings, output, positions and heads."
+    reference = "decoder" if "decoder" in findings.study.candidates else "first model"
+    words = f"Ratios are to the {reference}. Block parameters leave out embeddings, output, positions and heads."
     spent = findings.tables["What the jobs took"]
     taken = "<p>What the jobs took, the mean over seeds:</p>" + table(spent) if spent[1] else ""
     return table(findings.tables["What each model got"]) + f"<p>{words}</p>" + taken
@@ -171,13 +169,8 @@ def recipe(findings: Findings) -> str:
     return (
         f"<p>{html.escape(said)}; {html.escape(machine)}.</p><pre>{html.escape(whole)}</pre><p>Its settings:</p>"
         f"<pre>{html.escape(to_yaml(study.config))}</pre><p>Its jobs:</p>"
-        f"<pre>{html.escape(chr(10).join(commands(study)))}</pre>"
+        f"<pre>{html.escape(chr(10).join(cell.line for cell in study.jobs()))}</pre>"
     )
-
-
-def commands(study: Study) -> list[str]:
-    """What to type to repeat every job."""
-    return [f"triptych {shlex.join(cell.command)}" for cell in study.jobs()]
 
 
 # --- Attention ---------------------------------------------------------------------------------------------------
@@ -230,11 +223,10 @@ def table_cell(cell: object, tag: str = "td") -> str:
     return f"<{tag}{kind}>{html.escape(text)}</{tag.split()[0]}>"
 
 
-def without(content: Table, name: str) -> Table:
-    """A table but for one of its columns."""
-    place = list(content[0]).index(name)
-    header, *rows = [(*row[:place], *row[place + 1 :]) for row in (tuple(content[0]), *content[1])]
-    return [str(word) for word in header], rows
+def without_task(content: Table) -> Table:
+    """A table but for its first column."""
+    header, rows = content
+    return header[1:], [row[1:] for row in rows]
 
 
 def choice(name: str, panes: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 from pipeline.evaluation.findings import Findings, Table
-from pipeline.evaluation.page import commands, page
+from pipeline.evaluation.page import page
 from pipeline.evaluation.publication import listed, markdown_table, specification
 from pipeline.files import read_json, write_json, write_text
 from pipeline.terminal import print_table, say
@@ -39,5 +39,5 @@ def markdown(findings: Findings) -> str:
     lines = [f"# {findings.question}", "", listed(findings)]
     for title, table in findings.tables.items():
         lines += ["", f"## {title}", "", markdown_table(table)] if table[1] else []
-    lines += ["", "## To repeat it", "", "```", *commands(findings.study), "```"]
+    lines += ["", "## To repeat it", "", "```", *(cell.line for cell in findings.study.jobs()), "```"]
     return "\n".join(lines) + "\n"

@@ -1,6 +1,5 @@
 """A study: models × tasks × seeds, cell by cell, each a job that goes on if it was stopped and is never done twice."""
 
-import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -203,15 +202,13 @@ def run_study(study: Study) -> list[str]:
                 write_json(cell.given_up, {"learning_rate": cell.rate})
                 note(f"{cell.name}: diverged, so another rate is taken; to try it again, delete {cell.given_up}")
             elif code:
-                failed.append(
-                    f"{cell.name}: ended with exit code {code}; to see why: triptych {shlex.join(cell.command)}"
-                )
+                failed.append(f"{cell.name}: ended with exit code {code}; to see why: {cell.line}")
     return failed
 
 
 def run_cell(cell: Cell) -> int:
     """Do one job; when it is finished its checkpoints go, since its bundle is all that others need."""
-    note(f"$ triptych {shlex.join(cell.command)}")
+    note(f"$ {cell.line}")
     code = run_command(cell.command, prepared=cell.config.trainer.processes == 1)
     if cell.run.finished:
         shutil.rmtree(cell.folder / CHECKPOINTS, ignore_errors=True)
