@@ -77,8 +77,7 @@ def score_rankings(found: Sequence[Sequence[str]], judged: Sequence[Mapping[str,
         ndcg = discounted(gains[:10]) / (discounted(ideal[:10]) or 1)
         reciprocal = next((1 / place for place, gain in enumerate(gains[:10], 1) if gain), 0.0)
         rows.append((ndcg, reciprocal, sum(gain > 0 for gain in gains[:100]) / max(1, len(ideal))))
-    means = np.mean(rows, axis=0)
-    metrics = {name: float(mean) for name, mean in zip(("ndcg@10", "mrr@10", "recall@100"), means, strict=True)}
+    metrics = dict(zip(("ndcg@10", "mrr@10", "recall@100"), np.mean(rows, axis=0).tolist(), strict=True))
     return Score(metrics, [row[0] for row in rows], {"ranking": "as trec_eval's ndcg_cut_10, recip_rank, recall_100"})
 
 
@@ -122,12 +121,9 @@ def score_summaries(written: Sequence[str], answers: Answers) -> Score:
 
     kinds = ["rouge1", "rouge2", "rougeL", "rougeLsum"]
     scorer = rouge_scorer.RougeScorer(kinds, use_stemmer=True)
-    rows = []
-    for text, good in zip(written, answers, strict=True):
-        best = scorer.score_multi(list(good), text)
-        rows.append([100 * best[kind].fmeasure for kind in kinds])
-    means = np.mean(rows, axis=0)
-    metrics = {kind: float(mean) for kind, mean in zip(kinds, means, strict=True)}
+    best = [scorer.score_multi(list(good), text) for text, good in zip(written, answers, strict=True)]
+    rows = [[100 * one[kind].fmeasure for kind in kinds] for one in best]
+    metrics = dict(zip(kinds, np.mean(rows, axis=0).tolist(), strict=True))
     examples = [row[kinds.index("rougeL")] for row in rows]
     return Score(metrics | text_habits(written, answers), examples, {"rouge": "rouge-score, stemmer, best by F"})
 

@@ -52,14 +52,13 @@ class BM25:
         counts = [Counter(words(text)) for text in documents.texts.values()]
         sizes = np.array([count.total() for count in counts], np.float64)
         norms = k1 * (1 - b + b * sizes / max(sizes.mean(), 1.0))
-        found: dict[str, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for number, count in enumerate(counts):
             for word, times in count.items():
-                found[word][0].append(number)
-                found[word][1].append(times)
+                found[word].append((number, times))
         self.weights: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]] = {}
-        for word, lists in found.items():
-            places, often = np.array(lists[0]), np.array(lists[1], np.float64)
+        for word, pairs in found.items():
+            places, often = np.array(pairs).T
             rarity = math.log(1 + (len(counts) - len(places) + 0.5) / (len(places) + 0.5))
             self.weights[word] = (places, rarity * often / (often + norms[places]))
 
