@@ -2,12 +2,10 @@
 
 import os
 import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import TextIO
 
 from rich.console import Console
@@ -99,17 +97,6 @@ def lines_of_progress(description: str, total: float | None, unit: str) -> Itera
             note(f"{description}: {done:,.0f}" + (f" of {total:,.0f}" if total else "") + f" {unit}".rstrip())
 
     yield advance
-
-
-@contextmanager
-def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let a handler have the signals that ask a process to stop, for the time of the block."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 def reported(texts: Iterable[str], advance: Callable[[float], None]) -> Iterator[str]:

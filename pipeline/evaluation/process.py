@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from pipeline import cli
-from pipeline.terminal import signals_to
 
 
 def run_command(command: Sequence[str], prepared: bool = False) -> int:
@@ -41,6 +41,17 @@ def attended(pid: int, wait: Callable[[], object]) -> int:
     with signals_to(pass_on):
         wait()
     return cli.STOPPED if told else 0
+
+
+@contextmanager
+def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let a handler have the signals that ask a process to stop, for the time of the block."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def do(command: list[str]) -> None:

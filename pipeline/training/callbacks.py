@@ -17,8 +17,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from pipeline.evaluation.process import signals_to
 from pipeline.model.products import linear
-from pipeline.terminal import note, progress, signals_to, warn
+from pipeline.terminal import note, progress, warn
 from pipeline.training import checkpoint
 from pipeline.training.config import Precision
 from pipeline.training.module import Progress, Training
