@@ -53,9 +53,7 @@ def plan_candidates(config: StudyConfig) -> dict[str, Candidate]:
         if variant.start:
             found[name] = warm(name, variant, found[variant.start], vocab_size)
         else:
-            reference = read_base(config, {key: word for key, word in variant.options.items() if key == "model.size"})
-            base = read_base(config, variant.options)
-            found[name] = solved(name, variant, base, reference.model, vocab_size, recorded.get(name, {}))
+            found[name] = solved(name, variant, config, vocab_size, recorded.get(name, {}))
     return {name: found[name] for name in asked}
 
 
@@ -91,15 +89,10 @@ def vocabulary_size(base: PretrainConfig) -> int:
     return 256 + len(special_tokens(new)) if new.kind == "byte" else new.vocab_size
 
 
-def solved(
-    name: str,
-    variant: Variant,
-    base: PretrainConfig,
-    reference: ModelConfig,
-    vocab_size: int,
-    recorded: dict[str, Any],
-) -> Candidate:
+def solved(name: str, variant: Variant, config: StudyConfig, vocab_size: int, recorded: dict[str, Any]) -> Candidate:
     """A model that is trained from the beginning."""
+    base = read_base(config, variant.options)
+    reference = read_base(config, {key: word for key, word in variant.options.items() if key == "model.size"}).model
     model, window = base.model, base.data.sequence_length
     objective = replace(base.objective, name=base.objective.name or OBJECTIVES[model.family][0])
     asked = fingerprint([asdict(model), asdict(reference), asdict(objective), variant.match, window, vocab_size])
