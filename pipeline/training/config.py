@@ -5,14 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.config import GenerationConfig
-from pipeline.data.config import (
-    BatchConfig,
-    CorpusConfig,
-    ObjectiveConfig,
-    TaskConfig,
-    TaskDataConfig,
-    check_objective,
-)
+from pipeline.data.config import BatchConfig, CorpusConfig, ObjectiveConfig, TaskConfig, TaskDataConfig, check_objective
 from pipeline.errors import UserError
 from pipeline.model.config import Architecture, ModelConfig, resolve
 
