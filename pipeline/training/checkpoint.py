@@ -11,13 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict
 from torch.optim import Optimizer
 
 from pipeline.errors import UserError
@@ -26,7 +20,7 @@ from pipeline.terminal import warn
 
 FORMAT = 1
 FOLDER = "checkpoints"
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+WHOLE = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @dataclass(frozen=True)
@@ -58,19 +52,20 @@ class Checkpoint:
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:
     """Weights by name, gathered from all processes; every process must call it."""
-    return get_model_state_dict(model, options=WHOLE)
+    return state_dict.get_model_state_dict(model, options=WHOLE)
 
 
 def whole_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Weights and optimizer state by name, gathered from all processes; every process must call it."""
-    return {"model": whole_weights(model), "optimizer": get_optimizer_state_dict(model, optimizer, options=WHOLE)}
+    moments = state_dict.get_optimizer_state_dict(model, optimizer, options=WHOLE)
+    return {"model": whole_weights(model), "optimizer": moments}
 
 
 def restore(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
     """Put weights and optimizer state back, cut for as many processes as there are now."""
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    set_model_state_dict(model, state["model"], options=WHOLE)
-    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=WHOLE)
+    state_dict.set_model_state_dict(model, state["model"], options=WHOLE)
+    state_dict.set_optimizer_state_dict(model, optimizer, state["optimizer"], options=WHOLE)
     for group, asked in zip(optimizer.param_groups, settings, strict=True):
         group.update(asked)  # what was typed counts, not what was saved
 
