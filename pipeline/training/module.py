@@ -89,13 +89,8 @@ class Classifier(Network):
     def forward(self, batch: Batch, each: bool = False) -> Tensor:
         logits_BL = class_logits(self.model, batch, self.pooling).float()
         assert batch.labels_B is not None
-        losses_B = F.cross_entropy(
-            logits_BL,
-            batch.labels_B,
-            weight=None if each else self.weights_L,
-            reduction="none",
-            label_smoothing=0.0 if each else self.smoothing,
-        )
+        weights_L, smoothing = (None, 0.0) if each else (self.weights_L, self.smoothing)
+        losses_B = F.cross_entropy(logits_BL, batch.labels_B, weights_L, reduction="none", label_smoothing=smoothing)
         return losses_B[batch.labels_B != IGNORED] if each else losses_B.sum()
 
 
