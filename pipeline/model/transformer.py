@@ -223,16 +223,13 @@ def initialise(model: LanguageModel) -> None:
 
 
 def initialise_module(module: nn.Module, settings: Architecture) -> None:
-    deviation = settings.initial_deviation
     match module:
         case nn.Linear() if settings.initialisation == "xavier":
             nn.init.xavier_uniform_(module.weight)
-        case nn.Linear():
-            nn.init.normal_(module.weight, std=deviation)
         case nn.Embedding() if settings.initialisation == "xavier":
             nn.init.normal_(module.weight, std=settings.width**-0.5)
-        case nn.Embedding():
-            nn.init.normal_(module.weight, std=deviation)
+        case nn.Linear() | nn.Embedding():
+            nn.init.normal_(module.weight, std=settings.initial_deviation)
         case nn.RNNBase():
             initialise_cell(module)
         case nn.LayerNorm() | nn.RMSNorm():
