@@ -125,14 +125,9 @@ class Job:
 
 def total_steps(trainer: TrainerConfig, per_epoch: int, tokens: int) -> int:
     """How many steps the limits allow; the tightest counts."""
-    limits: list[float] = []
-    if trainer.max_steps is not None:
-        limits.append(trainer.max_steps)
-    if trainer.max_epochs is not None:
-        limits.append(trainer.max_epochs * per_epoch)
-    if trainer.max_tokens is not None:
-        limits.append(trainer.max_tokens / tokens * per_epoch)
-    return max(1, math.ceil(min(limits, default=DEFAULT_STEPS)))
+    epochs = (trainer.max_epochs, trainer.max_tokens and trainer.max_tokens / tokens)
+    limits = [trainer.max_steps, *(each and each * per_epoch for each in epochs)]
+    return max(1, math.ceil(min(filter(None, limits), default=DEFAULT_STEPS)))
 
 
 def in_time(seconds: float) -> str:
