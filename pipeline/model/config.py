@@ -269,10 +269,10 @@ def with_dropout(model: Architecture, settings: ModelConfig) -> Architecture:
 
 def unused(model: Architecture, settings: ModelConfig) -> list[str]:
     """Settings that were given though the model, which comes from elsewhere, is another."""
-    has, asked = asdict(model), asdict(resolve(settings))
+    asked = resolve(settings)
     named = [one.name for one in fields(settings) if getattr(settings, one.name) != one.default]
     keys = {name: "width" if name == "size" else name for name in named if name not in ("family", "preset")}
-    return [name for name, key in keys.items() if has[key] != asked[key]]
+    return [name for name, key in keys.items() if getattr(model, key) != getattr(asked, key)]
 
 
 def check(model: Architecture) -> None:

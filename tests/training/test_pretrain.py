@@ -137,8 +137,8 @@ def test_a_decoder_goes_on_from_a_prompt_as_it_has_learnt_to_read_one(trained: R
         assert not torch.allclose(told, other, atol=1e-3)
     assert reads == {"prefix": "bidirectional", "causal": "causal"}
     start = trained("decoder-prefix-0", objective__name="prefix") / "bundle"
-    causal = trained("prefix-then-causal", objective__name="causal", init_from=start, data__tokenizer="null")
-    assert load_bundle(causal / "bundle").model.architecture.prefix_attention == "causal"
+    further = trained("prefix-then-causal", objective__name="causal", init_from=start, data__tokenizer="null")
+    assert load_bundle(further / "bundle").model.architecture.prefix_attention == "causal"
 
 
 def test_settings_that_a_bundle_overrules_are_named(
