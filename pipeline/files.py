@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -136,12 +136,19 @@ def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file while the block runs; it ends with the process, however that ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not taken(opened):
             note(f"waiting for another process that works in {path.parent}")
             fcntl.flock(opened, fcntl.LOCK_EX)
         yield
+
+
+def taken(lock: IO[str]) -> bool:
+    """Take an exclusive lock if nobody holds it; it ends with the process, however that ends."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def flush_folder(folder: Path) -> None:

@@ -121,21 +121,21 @@ def finetune(config: FinetuneConfig) -> None:
 
 def evaluate(config: EvaluateConfig) -> None:
     """Measure a bundle on rows."""
-    from pipeline.inference import evaluate
+    from pipeline.answers import evaluate
 
     evaluate(config)
 
 
 def predict(config: PredictConfig) -> None:
     """Do a bundle's task on texts."""
-    from pipeline.inference import predict
+    from pipeline.answers import predict
 
     predict(config)
 
 
 def embed(config: EmbedConfig) -> None:
     """Turn texts into vectors."""
-    from pipeline.inference import embed
+    from pipeline.answers import embed
 
     embed(config)
 

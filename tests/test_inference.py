@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.answers import pass_over, text_lines
 from pipeline.bundle import Bundle, make_model, save_bundle
 from pipeline.config import GenerationConfig
 from pipeline.data.config import TaskConfig, TokenizerConfig
 from pipeline.data.tasks import Row
 from pipeline.errors import UserError
-from pipeline.inference import load, pass_over, text_lines
+from pipeline.inference import load
 from pipeline.model.config import Family, ModelConfig, resolve
 from pipeline.model.heads import ClassificationHead
 from pipeline.tokenizer import train

@@ -183,11 +183,9 @@ def write_predictions(
 ) -> None:
     """Write a JSON row for every example: what it is, what was answered, and how good that is."""
     told = [dict(zip(SAMPLE_HEADER[:3], answer, strict=True)) for answer in answers(job, rows, predictions)]
-    scores = zip(score.alone or score.examples, score.examples, strict=True)
-    lines = [
-        row | {"score": own} | ({"adds": adds} if score.alone else {})
-        for row, (own, adds) in zip(told, scores, strict=True)
-    ]
+    lines = [row | {"score": value} for row, value in zip(told, score.alone or score.examples, strict=True)]
+    if score.alone:
+        lines = [line | {"adds": value} for line, value in zip(lines, score.examples, strict=True)]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     write_text(run.path / f"{split}-predictions.jsonl", text)
 

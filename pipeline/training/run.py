@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import yaml
 
 from pipeline.configuration import to_yaml
 from pipeline.errors import Diverged, UserError
-from pipeline.files import described, fingerprint, read_sealed, write_sealed, write_text
+from pipeline.files import described, fingerprint, read_sealed, taken, write_sealed, write_text
 from pipeline.terminal import note, warn
 from pipeline.training import checkpoint
 
@@ -144,10 +143,8 @@ def opened(config: Any, name: str) -> Iterator[Run]:
         raise UserError(f"{run.path}: not empty and not a run; choose another --run_dir")
     run.path.mkdir(parents=True, exist_ok=True)
     with (run.path / ".lock").open("w") as lock:
-        try:
-            flock(lock, LOCK_EX | LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{run.path}: another process works on this run; wait for it or stop it") from error
+        if not taken(lock):
+            raise UserError(f"{run.path}: another process works on this run; wait for it or stop it")
         if run.settings:
             check_changes(run, config)
         if not run.finished:
@@ -241,8 +238,4 @@ def is_locked(run: Run) -> bool:
     if not (run.path / ".lock").is_file():
         return False
     with (run.path / ".lock").open() as lock:
-        try:
-            flock(lock, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not taken(lock)
