@@ -385,24 +385,28 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert not (tmp_path / "run" / "bundle").exists()
 
 
-def test_a_mistake_before_training_can_be_mended_in_the_same_folder(novels: Path, tmp_path: Path) -> None:
+def test_a_mistake_before_training_can_be_mended_in_the_same_folder(
+    novels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By what the line says: a smaller batch, or more text, of which the tokenizer learns too."""
-    large, own = {"data__batch_size": 5000}, {"data__tokenizer": "null", "data__new_tokenizer__vocab_size": 400}
-    own |= {"trainer__max_steps": 2, "trainer__save_every": 2, "trainer__validate_every": 2}
-    few = tmp_path / "few"
+    own = {"data__tokenizer": "null", "data__new_tokenizer__vocab_size": 400, "trainer__max_steps": 2}
+    own |= {"trainer__save_every": 2, "trainer__validate_every": 2}
+    few, folder = tmp_path / "few", tmp_path / "run"
     few.mkdir()
     first, *others = sorted(novels.glob("*.txt"))
     (few / first.name).write_text(first.read_text())
-    folder = tmp_path / "run"
-    assert cli.main(arguments(few, folder, **QUICK | own | large)) == 2
+    assert cli.main(arguments(few, folder, **QUICK | own | {"data__batch_size": 5000})) == 2
+    windows = int(one_line(capsys).partition("has only ")[2].partition(";")[0])
+    words = arguments(few, folder, **QUICK | own | {"data__batch_size": windows + 1})
+    assert cli.main(words) == 2
     learnt = json.loads((folder / "tokenizer" / "meta.json").read_text())["corpus_fingerprint"]
     for other in others:
         (few / other.name).write_text(other.read_text())
-    assert cli.main(arguments(few, folder, **QUICK | own)) == 0
+    assert cli.main(words) == 0
     again = json.loads((folder / "tokenizer" / "meta.json").read_text())["corpus_fingerprint"]
     assert learnt != again == OnDisk(folder).material["corpus"]
     whole = tmp_path / "whole"
-    assert cli.main(arguments(few, whole, **QUICK | own)) == 0
+    assert cli.main(arguments(few, whole, **QUICK | own | {"data__batch_size": windows + 1})) == 0
     assert distance(weights_of(folder), weights_of(whole)) == 0
 
 
