@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from pipeline.data.batch import Batch, collate
 from pipeline.data.config import ObjectiveConfig
 from pipeline.data.objectives import Example, Vocabulary, current, make_example
+from pipeline.data.parallel import exit_with_parent
 from pipeline.data.shard import Integers
 from pipeline.data.windows import Windows, epoch_order
 from pipeline.model.config import Family
@@ -164,6 +165,7 @@ def train_loader(
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
+        worker_init_fn=exit_with_parent,
     )
 
 

@@ -8,8 +8,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 from pipeline.errors import UserError
@@ -71,4 +72,14 @@ def exit_when_closed(lifeline: Connection) -> None:
     """End this worker when the other end of the pipe is closed, by hand or by the parent's death."""
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv()
+    os._exit(1)
+
+
+def exit_with_parent(_: int) -> None:
+    """Let a loader's worker end with the process that reads from it; torch sees to that only where it forks workers."""
+    threading.Thread(target=exit_after, args=(parent_process(),), daemon=True).start()
+
+
+def exit_after(process: BaseProcess) -> None:
+    process.join()
     os._exit(1)

@@ -79,8 +79,7 @@ def read_texts(file: Path, columns: Sequence[str], skip: bool) -> dict[str, str]
 
     def add(row: Columns) -> str:
         name = identifier(row, "_id")
-        texts = [value for column in columns if isinstance(value := row.get(column), str)]
-        parts = [without_surrogates(text).strip() for text in texts]
+        parts = [without_surrogates(text).strip() for column in columns if isinstance(text := row.get(column), str)]
         if not any(parts):
             raise UserError(f"{name!r} has no text in column {' or '.join(map(repr, columns))}")
         if name in found:

@@ -41,10 +41,9 @@ def table(file: str) -> Iterator[Columns]:
         return
     path = Path(file)
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
-    known = ", ".join(TABLE_SUFFIXES)
     if not path.is_file():
-        raise UserError(f"{file}: no such file; rows come from {known}, hf:NAME or, to train on, the catalogue")
+        raise UserError(f"{file}: no such file; it takes {', '.join(TABLE_SUFFIXES)}, hf:NAME, data.train also the catalogue")
     if suffix not in TABLE_READERS:
-        raise UserError(f"{file}: not a table; rows come from {known}")
+        raise UserError(f"{file}: not a table; rows come from {', '.join(TABLE_SUFFIXES)}")
     with open_bytes(path, None, file) as opened:
         yield from TABLE_READERS[suffix](opened, file)

@@ -2,6 +2,9 @@
 
 import random
 import signal
+import sys
+import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,29 @@ def test_twenty_times_with_two_workers(seed: int, novels: Path, tmp_path: Path) 
     settings: dict[str, Any] = {"family": list(FAMILIES)[seed % 3], "data__loader_workers": 2}
     expected = undisturbed(novels, tmp_path, **settings)
     assert same(expected, kill_often(novels, tmp_path, seed, kills=3, **settings))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_no_worker_outlives_a_killed_run(novels: Path, tmp_path: Path) -> None:
+    """Also where workers are not children of the run but of a server, which nobody would end."""
+    run = tmp_path / "run"
+    process = start(arguments(novels, run, data__loader_workers=2, trainer__max_steps=100_000), tmp_path / "out.txt")
+    signal_when(process, lambda: last_step(run) >= 6 and len(workers(tmp_path)) == 2)
+    assert process.exitcode == -signal.SIGKILL, "it never had two workers"
+    deadline = time.monotonic() + 20
+    while workers(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not workers(tmp_path)
+
+
+def workers(folder: Path) -> list[Path]:
+    """The processes that load batches, by the name that torch gives them, and print into a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "comm").read_text().startswith("pt_data_worker"):
+                found += [process] if (process / "fd" / "1").readlink().is_relative_to(folder) else []
+    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
