@@ -15,7 +15,7 @@ PROJECT = Path(__file__).parent.parent
 PATIENCE = 1200  # seconds of the clock; others may use this machine
 NOBODY = 65534
 SERVER = multiprocessing.get_context("forkserver")  # what is imported here once need not be for each command
-SERVER.set_forkserver_preload(["pipeline.stages", "pipeline.training.finetuning", "pipeline.inference"])
+SERVER.set_forkserver_preload(["pipeline.stages", "pipeline.training.finetuning", "pipeline.answers"])
 
 
 def become(words: Sequence[str], output: str, environment: Mapping[str, str], settings: Mapping[str, int]) -> None:
