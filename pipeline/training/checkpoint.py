@@ -57,8 +57,8 @@ def whole_weights(model: nn.Module) -> dict[str, Any]:
 
 def whole_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Weights and optimizer state by name, gathered from all processes; every process must call it."""
-    moments = state_dict.get_optimizer_state_dict(model, optimizer, options=WHOLE)
-    return {"model": whole_weights(model), "optimizer": moments}
+    weights = whole_weights(model)  # first: only then does the optimizer of fsdp know whose its numbers are
+    return {"model": weights, "optimizer": state_dict.get_optimizer_state_dict(model, optimizer, options=WHOLE)}
 
 
 def restore(state: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
