@@ -48,7 +48,7 @@ def is_closed(stream: TextIO) -> bool:
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table, as wide as the terminal or, into a file or pipe, as wide as it is; numbers stand to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for position, name in enumerate(header):
         numeric = bool(rows) and all(isinstance(row[position], int | float) for row in rows)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -58,7 +58,7 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
     if not console.is_terminal:
         console.width = 10_000
     with console.capture() as capture:
-        console.print(table, highlight=False)
+        console.print(Text(title, "bold"), table, sep="\n", highlight=False)  # a title of its own may be the wider one
     say("\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n")
 
 
