@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.config import EmbedConfig, EvaluateConfig, PredictConfig, TextsConfig
 from pipeline.data import catalogue
 from pipeline.data.config import TaskConfig
-from pipeline.data.retrieval import read_documents, read_queries
+from pipeline.data.retrieval import is_held_out, read_documents, read_queries
 from pipeline.data.rows import read_rows, row_maker, with_known_labels
 from pipeline.data.tables import stream
 from pipeline.data.tasks import TASKS, Row
@@ -30,7 +30,8 @@ RENAME = ": rename one as it was in training, or make rows with --function"
 
 def evaluate(config: EvaluateConfig) -> None:
     """Print the metrics of a bundle on rows, and write them as JSON if asked to."""
-    predictor = load(config.bundle).predictor(config.batch_size, config.generation)
+    loaded = load(config.bundle)
+    predictor = loaded.predictor(config.batch_size, config.generation)
     task = replace(predictor.encoder.task, function=config.function)
     retrieval = TASKS[task.name].kind == "retrieval"
     file = config.data
@@ -42,7 +43,13 @@ def evaluate(config: EvaluateConfig) -> None:
             raise UserError(f"data: {file} has no rows of a task; see `triptych data list`")
         file = str(found[0])
     skip = config.on_error == "skip"
-    rows = list(read_queries(file, "test", skip).values()) if retrieval else read_rows(file, task, skip, RENAME)
+    rows = [] if retrieval else read_rows(file, task, skip, RENAME)
+    if retrieval:
+        queries = read_queries(file, "test", skip)
+        if file == loaded.bundle.meta.get("trained_on") and not (Path(file) / "qrels" / "test.tsv").is_file():
+            note(f"{file}: the model learnt from it; measured on the queries that were held out")
+            queries = {name: row for name, row in queries.items() if is_held_out(name)}
+        rows = list(queries.values())
     if predictor.encoder.labels:
         rows = with_known_labels(rows, predictor.encoder.labels, file, skip)
     if not rows:
@@ -142,10 +149,9 @@ def result_row(number: int, row: Row | None, results: Iterator[Any], labels: lis
 def go_on(path: Path, rows: Iterator[Row | None], made_by: dict[str, Any]) -> int:
     """How many rows an output has already, which the same model made; a hidden file beside it says which that was."""
     record = path.with_name(f".{path.name}.made-by.json")
-    done = pass_over(path, rows)
-    if done and record.is_file() and read_json(record) != made_by:
+    if path.is_file() and path.stat().st_size and record.is_file() and read_json(record) != made_by:
         raise UserError(f"{path}: holds results of another model or settings; choose another --output or delete it")
-    if done:
+    if done := pass_over(path, rows):
         note(f"{path}: {done:,} results are there already")
     write_json(record, made_by)
     return done

@@ -13,7 +13,7 @@ from pipeline.data.cleaning import without_surrogates
 from pipeline.data.tables import Columns, converted
 from pipeline.data.tasks import Documents, Row
 from pipeline.errors import UserError
-from pipeline.terminal import note, warn
+from pipeline.terminal import note
 
 CORPUS, QUERIES = "corpus.jsonl", "queries.jsonl"
 HELD_OUT = 5  # of so many queries one is for validation, where no file says which
@@ -24,7 +24,7 @@ def read_splits(files: Mapping[str, str | None], skip: bool) -> dict[str, list[R
     folder, opened = str(files["train"]), dict[Path, Documents]()
     own = {split for split in ("dev", "test") if (Path(folder) / "qrels" / f"{split}.tsv").is_file()}
     train = read_queries(folder, "train", skip, opened)
-    if files["validation"] or "dev" in own:
+    if files["validation"] not in (None, folder) or "dev" in own:
         validation = read_queries(files["validation"] or folder, "dev", skip, opened)
     else:
         note(f"{folder}: the queries whose hash says so, about one in {HELD_OUT}, are held out for validation")
@@ -52,8 +52,6 @@ def read_queries(place: str, split: str, skip: bool, opened: dict[Path, Document
         if not file.is_file():
             wanted = f"{CORPUS}, {QUERIES} and qrels.tsv or qrels/{split}.tsv"
             raise UserError(f"{file}: no such file; retrieval reads a folder with {wanted}")
-    if split != "train" and judgements == path / "qrels.tsv":
-        warn(f"{place}: no qrels/{split}.tsv, so all queries of qrels.tsv count, also those a model learnt from")
     opened = {} if opened is None else opened
     documents = opened[folder] = opened.get(folder) or read_documents(folder, skip)
     queries = read_texts(folder / QUERIES, ("text",), skip)

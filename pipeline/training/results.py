@@ -71,6 +71,7 @@ def bundle_meta(job: TaskJob, run: Run) -> dict[str, Any]:
         "source_length": job.encoder.source_length,
         "target_length": job.encoder.target_length,
         "rows_fingerprint": job.rows.fingerprint,
+        "trained_on": job.config.data.train,
         "parent": job.config.init_from,
         "run": run.path.name,
     }
