@@ -43,13 +43,11 @@ def evaluate(config: EvaluateConfig) -> None:
             raise UserError(f"data: {file} has no rows of a task; see `triptych data list`")
         file = str(found[0])
     skip = config.on_error == "skip"
-    rows = [] if retrieval else read_rows(file, task, skip, RENAME)
-    if retrieval:
-        queries = read_queries(file, "test", skip)
-        if file == loaded.bundle.meta.get("trained_on") and not (Path(file) / "qrels" / "test.tsv").is_file():
-            note(f"{file}: the model learnt from it; measured on the queries that were held out")
-            queries = {name: row for name, row in queries.items() if is_held_out(name)}
-        rows = list(queries.values())
+    queries = read_queries(file, "test", skip) if retrieval else {}
+    if queries and file == loaded.bundle.meta.get("trained_on") and not (Path(file) / "qrels" / "test.tsv").is_file():
+        note(f"{file}: the model learnt from it; measured on the queries that were held out")
+        queries = {name: row for name, row in queries.items() if is_held_out(name)}
+    rows = list(queries.values()) if retrieval else read_rows(file, task, skip, RENAME)
     if predictor.encoder.labels:
         rows = with_known_labels(rows, predictor.encoder.labels, file, skip)
     if not rows:

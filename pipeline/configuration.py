@@ -26,6 +26,7 @@ if typing.TYPE_CHECKING:
 Config = TypeVar("Config")
 Fields = Mapping[str, Any]
 Place = str  # "file:line", or the option as typed
+SURROGATE_PAIR = r"\\ud[89ab]..\\ud[c-f].."  # how JSON escapes an emoji, which YAML reads as two broken characters
 
 
 def build(config_class: type[Config], files: Iterable[Path], options: Mapping[str, str]) -> Config:
@@ -136,7 +137,7 @@ def as_option(values: list[str], kind: Any, plain: bool = False) -> str:
     written_as_list = len(values) == 1 and values[0].startswith("[") and values[0].endswith("]") and not plain
     if not is_list(kind) or written_as_list:
         return values[-1]
-    return re.sub(r"\\ud[89ab]..\\ud[c-f]..", lambda pair: json.loads(f'"{pair[0]}"'), json.dumps(values))  # no YAML
+    return re.sub(SURROGATE_PAIR, lambda pair: json.loads(f'"{pair[0]}"'), json.dumps(values))
 
 
 # --- Fields ------------------------------------------------------------------------------------------------------

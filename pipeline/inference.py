@@ -92,12 +92,13 @@ class Loaded:
         memory = encode(model, [[*ids, end]]) if answers else None
         first = [tokenizer.first] if answers else [tokenizer.first, *ids]
 
-        read = tokenizer.decode(ids)
+        last = ids[-16:]  # more cannot decide how the next token is written
+        read = tokenizer.decode(last)
 
         def text_of(written: Sequence[int]) -> str:
             if answers:
                 return tokenizer.decode(written, skip_special=False)
-            whole = tokenizer.decode([*ids, *written])  # whether a blank parts it from the prompt, only both tell
+            whole = tokenizer.decode([*last, *written])  # whether a blank parts it from the prompt, only both tell
             return prompt + (whole.removeprefix(read) if whole.startswith(read) else tokenizer.decode(written))
 
         pieces = Pieces(text_of, show) if show else None

@@ -270,8 +270,8 @@ def assigned(entries: list[Entry], config: CorpusConfig) -> list[Entry]:
             note(f"{entries[number].name}: goes to {splits[number]}, not {hashed[number]}; it shares text with {other}")
     divided = bool(used) and not any(splits[number] == "validation" for number in used)
     sizes = Counter(first[number] for number in used)
-    whole = [number for number in used if entries[number].words >= LEAST_DIVIDED]
-    alone = {number for number in whole if sizes[first[number]] == 1} or set(whole)  # its end stands nowhere else
+    long = {number for number in used if entries[number].words >= LEAST_DIVIDED}
+    alone = {number for number in long if sizes[first[number]] == 1} or long  # the end stands in no other document
     if divided:
         warn(f"no document fell to validation: the last {TAIL_SHARE:.0%} of every training document is used for it")
     result = list(entries)

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 from pipeline.errors import UserError
@@ -77,9 +76,15 @@ def exit_when_closed(lifeline: Connection) -> None:
 
 def exit_with_parent(_: int) -> None:
     """Let a loader's worker end with the process that reads from it; torch sees to that only where it forks workers."""
-    threading.Thread(target=exit_after, args=(parent_process(),), daemon=True).start()
+    when_parent_ends(lambda: os._exit(1))
 
 
-def exit_after(process: BaseProcess) -> None:
-    process.join()
-    os._exit(1)
+def when_parent_ends(act: Callable[[], object]) -> None:
+    """Do something when the process that started this one has ended, however it did."""
+
+    def wait() -> None:
+        if parent := parent_process():
+            parent.join()
+            act()
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -42,7 +42,7 @@ def table(file: str) -> Iterator[Columns]:
     path = Path(file)
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if not path.is_file():
-        raise UserError(f"{file}: no such file; take {', '.join(TABLE_SUFFIXES)}, hf:NAME or, to train, the catalogue")
+        raise UserError(f"{file}: no such file; rows are {', '.join(TABLE_SUFFIXES)}, hf:NAME, to train a set's name")
     if suffix not in TABLE_READERS:
         raise UserError(f"{file}: not a table; rows come from {', '.join(TABLE_SUFFIXES)}")
     with open_bytes(path, None, file) as opened:

@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 from pipeline import cli
+from pipeline.data.parallel import when_parent_ends
 
 
 def run_command(command: Sequence[str], prepared: bool = False) -> int:
@@ -57,12 +57,5 @@ def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
 def do(command: list[str]) -> None:
     """Be a process that does one job: out of the reach of the keyboard, but not beyond the life of its parent."""
     os.setpgid(0, 0)
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+    when_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     sys.exit(cli.main(command))
-
-
-def leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -37,7 +37,7 @@ def generate(
     An encoder-decoder goes on from a begin token (and what else it shall begin with) and the memory that `encode` makes
     of the sources. What is drawn at random follows from the seed and the number of the prompt, counted from `first`,
     whatever else is in the batch. Beam search returns fewer sequences than it should only if there are no more.
-    `answer` says that prompts are sources, of which an n-gram may be written again, as every encoder-decoder may.
+    `answer` says that prompts are the sources of a task: n-grams of them may be written, as an encoder-decoder may.
     """
     check(model, prompts, config, memory)
     rows = len(prompts) * max(config.beams, config.sequences)

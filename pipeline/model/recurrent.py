@@ -77,9 +77,8 @@ class Recurrent(LanguageModel):
         )
         read = source * encoder + target * decoder
         if source:
-            looks = 2 * source * self.architecture.width if self.attention else 0
-            read += bridge + target * (attention + looks)
-        return 6 * (read + predicted * self.embedding.weight.numel())
+            read += bridge + target * (attention + (2 * source * self.architecture.width if self.attention else 0))
+        return 6 * (read + predicted * self.head.output.weight.numel())
 
     def new_cache(self, capacity: int) -> "StateCache":
         """An empty cache; a state has one size, so that any number of tokens fits."""

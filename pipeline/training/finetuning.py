@@ -54,8 +54,7 @@ def note_plan(job: TaskJob) -> None:
     written, asked = job.config.generation.max_new_tokens, job.config.data.target_length
     if job.kind == "text" and written < asked:
         warn(f"answers end after generation.max_new_tokens, {written}, though data.target_length is {asked}; raise it")
-    saves = -(-job.total_steps // job.config.trainer.save_every)
-    if saves < job.config.average:
+    if (saves := -(-job.total_steps // job.config.trainer.save_every)) < job.config.average:
         warn(f"average: of {job.config.average} checkpoints there will be {saves}; lower trainer.save_every")
     for role, count in cut.items():
         if count:

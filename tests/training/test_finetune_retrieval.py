@@ -114,6 +114,8 @@ def test_evaluating_prints_bm25_beside_it(
     assert "BM25" in capsys.readouterr().out
     told = json.loads((tmp_path / "scores.json").read_text())
     assert set(told["metrics"]) == {"ndcg@10", "mrr@10", "recall@100"} and "trec_eval" in told["signatures"]["ranking"]
+    held_out = json.loads((bundles["encoder"] / "meta.json").read_text())["metrics"]
+    assert told["metrics"] == pytest.approx({key: held_out[f"val/{key}"] for key in told["metrics"]}, abs=1e-6)
 
 
 def test_documents_are_predicted_and_searched_for(folder: Path, bundles: dict[str, Path], tmp_path: Path) -> None:
