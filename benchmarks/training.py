@@ -9,6 +9,7 @@ differs: ours computes logits only where there is a target, and never all at onc
 the peak counts 2mnk for a product, attention in full, against the best product of two 2048² matrices of the same run.
 """
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -193,8 +194,20 @@ def make_batch(family: str) -> Batch:
     )  # fmt: skip
 
 
-def make_step(model: nn.Module, batch: Batch, compiled: bool, kept: bool = True, narrow: bool = False) -> Step:
+def in_parts(batch: Batch, samples: int) -> list[Batch]:
+    """The batch as micro-batches of so many samples."""
+
+    def part(start: int) -> Batch:
+        return batch.each(lambda tensor: tensor[start : start + samples])
+
+    return [part(start) for start in range(0, batch.samples, samples)]
+
+
+def make_step(
+    model: nn.Module, batch: Batch, compiled: bool, kept: bool = True, narrow: bool = False, micro_batch: int = 0
+) -> Step:
     """One optimizer step on the same batch again, as users of ours and of the peer would do it."""
+    parts = in_parts(batch, micro_batch) if micro_batch else [batch]
     model.train()
     ours = isinstance(model, Network)
     if isinstance(model, Network):
@@ -210,9 +223,10 @@ def make_step(model: nn.Module, batch: Batch, compiled: bool, kept: bool = True,
             model.compile()
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
-            loss = model(batch) / (batch.loss_positions if ours else 1)
-        loss.backward()
+        for part in parts:
+            with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+                loss = model(part) / (batch.loss_positions if ours else 1)
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -222,11 +236,13 @@ def make_step(model: nn.Module, batch: Batch, compiled: bool, kept: bool = True,
 # --- Measuring ---------------------------------------------------------------------------------------------------
 
 
-def prepare(number: int, recompute: bool, ours: bool, compiled: bool) -> Callable[[], Step]:
+def prepare(number: int, options: argparse.Namespace, ours: bool, compiled: bool) -> Callable[[], Step]:
     case = CASES[number]
     batch = make_batch(case.family)
     case.make(0.0)  # imports its library
-    return lambda: make_step(our_model(case, recompute) if ours else case.make(case.dropout), batch, compiled)
+    if not ours:
+        return lambda: make_step(case.make(case.dropout), batch, compiled)
+    return lambda: make_step(our_model(case, options.recompute), batch, compiled, micro_batch=options.micro_batch)
 
 
 def main() -> None:
@@ -237,15 +253,16 @@ def main() -> None:
     parser.add_argument(
         "--recompute", action="store_true", help="ours keeps no activations inside blocks, to save memory"
     )
+    parser.add_argument("--micro_batch", type=int, default=0, help="ours takes so many sequences at a time, to save memory")
     parser.add_argument("--profile", action="store_true", help="show where the time of ours goes")
     arguments = parser.parse_args()
     rows, peak = [], matrix_peak()
     for number, case in enumerate(CASES):
         if case.name in (arguments.only or [case.name]):
-            rows.append(measured(number, case, arguments.rounds, arguments.compile, arguments.recompute, peak))
+            rows.append(measured(number, case, arguments, peak))
             note(f"{case.name}: {rows[-1]['ratio']:.2f}")
             if arguments.profile:
-                step = prepare(number, arguments.recompute, True, False)()
+                step = prepare(number, arguments, ours=True, compiled=False)()
                 print_profile(f"{case.name}, {case.family}: a step of ours", step)
     header = (
         "peer", "family", "ours, ms", "compiled", "peer, ms", "compiled", "ratio", "least", "most", "tokens/s",
@@ -256,9 +273,10 @@ def main() -> None:
     save(arguments.json, {"versions": versions, "peak": peak, "rows": rows})
 
 
-def measured(number: int, case: Case, rounds: int, compiled: bool, recompute: bool, peak: float) -> dict[str, Any]:
+def measured(number: int, case: Case, options: argparse.Namespace, peak: float) -> dict[str, Any]:
+    compiled = options.compile
     kinds = [(ours, fused) for fused in (False, True)[: 1 + compiled] for ours in (True, False)]
-    answers = in_turn({kind: Worker(partial(prepare, number, recompute, *kind)) for kind in kinds}, rounds)
+    answers = in_turn({kind: Worker(partial(prepare, number, options, *kind)) for kind in kinds}, options.rounds)
     median = {kind: statistics.median(answer[kind]["seconds"] for answer in answers) for kind in kinds}
     best = {
         who: min((kind for kind in kinds if kind[0] == who), key=lambda kind: median[kind]) for who in (True, False)
