@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.model.config import Architecture
 from pipeline.model.fast import RMSNorm, attend, repeated
-from pipeline.model.positions import Positions, Rotation, check_length
+from pipeline.model.positions import Rotation, check_length
 from pipeline.model.products import Linear
 
 
@@ -98,17 +98,16 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         seen: Visible,
         context_BSC: Tensor | None = None,
-        positions: Positions | Rotation | None = None,
+        positions: Rotation | None = None,
         bias_HTS: Tensor | None = None,
         cache: "LayerCache | None" = None,
     ) -> Tensor:
         """Attend on the fastest path that the settings allow."""
         q, k, v = self.project(x_BTC, seen, context_BSC, positions, cache)
-        if self.kind == "dot" or (self.kind == "low_rank" and self.softmax):
+        if self.softmax and self.kind != "argmax":
             mask = None if self.kind == "low_rank" else score_mask(seen, bias_HTS, q)
             dropout = self.dropout if self.training else 0.0
-            causal = seen.causal and self.kind == "dot"
-            out = attend(q, k, v, mask, dropout, causal, self.scale)
+            out = attend(q, k, v, mask, dropout, seen.causal, self.scale)
         else:
             out = self.weights(q, k, seen, bias_HTS) @ repeated(v, self.heads // self.kv_heads)
         return self.output(out.transpose(1, 2).flatten(2))
@@ -118,7 +117,7 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         seen: Visible,
         context_BSC: Tensor | None = None,
-        positions: Positions | Rotation | None = None,
+        positions: Rotation | None = None,
         bias_HTS: Tensor | None = None,
         cache: "LayerCache | None" = None,
     ) -> Tensor:
@@ -131,7 +130,7 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         seen: Visible,
         context_BSC: Tensor | None,
-        positions: Positions | Rotation | None,
+        positions: Rotation | None,
         cache: "LayerCache | None",
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each head by itself; keys and values of a cache where there is one."""
@@ -217,6 +216,16 @@ class LayerCache:
         """Remember keys and values that will not change."""
         self.keys, self.values = k_BKSD.contiguous(), v_BKSD.contiguous()  # they are read many times
         return self.keys, self.values
+
+    def keep_only(self, kept_BS: Tensor) -> None:
+        """Forget all tokens of each row but these."""
+        assert self.keys is not None and self.values is not None
+        batch, heads, capacity, width = self.keys.shape
+        first_BK1 = torch.arange(0, batch * heads * capacity, capacity, device=kept_BS.device).view(batch, heads, 1)
+        places_BKS = first_BK1 + kept_BS[:, None]  # whole rows are copied, which is quicker than gathering numbers
+        self.length = kept_BS.shape[1]
+        for x_BKSD in (self.keys, self.values):
+            x_BKSD.narrow(2, 0, self.length).copy_(x_BKSD.view(-1, width)[places_BKS])
 
     def reorder(self, rows: Tensor) -> None:
         """Let row i go on from what row `rows[i]` has seen."""

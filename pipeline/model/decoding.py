@@ -9,6 +9,8 @@ from torch import Tensor
 from pipeline.bundle import Model
 from pipeline.model.transformer import Branches, Memory, Transformer
 
+TIDIED_EVERY = 16  # steps of a beam search: it copies the cache
+
 
 class Decoding:
     """Sequences under way with any model, each a row of its cache."""
@@ -19,7 +21,7 @@ class Decoding:
     def prompt(self, ids_BT: Tensor, real_BT: Tensor | None, room: int) -> Tensor:
         """Read the prompts and return the logits (B, V) of what follows; keep room for so many tokens more."""
         prefix_B = None
-        if self.model.architecture.prefix_attention == "bidirectional":
+        if self.model.architecture.family == "decoder" and self.model.architecture.prefix_attention == "bidirectional":
             prefix_B = torch.full(ids_BT.shape[:1], ids_BT.shape[1], device=ids_BT.device)
         self.cache = self.model.new_cache(ids_BT.shape[1] + room)
         states_BTC = self.model.decode(ids_BT, real_BT, self.memory, prefix_B, cache=self.cache)
@@ -39,11 +41,12 @@ class Decoding:
 class SharedDecoding(Decoding):
     """Sequences under way with a transformer; those of one prompt share a row of its cache, where nothing moves.
 
-    Selecting costs a mask instead of a copy of the cache; each sequence reads past what its siblings wrote.
+    Selecting costs a mask instead of a copy of the cache; each sequence reads past what its siblings wrote, until what
+    nobody goes on from is tidied away.
     """
 
     def prompt(self, ids_BT: Tensor, real_BT: Tensor | None, room: int) -> Tensor:
-        self.position = ids_BT.shape[1]
+        self.position = self.tidied = ids_BT.shape[1]
         self.positions_S = torch.arange(self.position + room, device=ids_BT.device)
         self.own_BNS = torch.zeros(len(ids_BT), 1, self.position + room, dtype=torch.bool, device=ids_BT.device)
         self.own_BNS[:, 0, : self.position] = True if real_BT is None else real_BT
@@ -58,7 +61,10 @@ class SharedDecoding(Decoding):
 
     def step(self, ids_BN: Tensor) -> Tensor:
         assert isinstance(self.model, Transformer)
-        beams, start = ids_BN.shape[1], self.cache.length
+        beams = ids_BN.shape[1]
+        if self.cache.length - self.tidied >= TIDIED_EVERY * beams:
+            self.tidy()
+        start = self.cache.length
         new = slice(start, start + beams)
         self.own_BNS[..., new] = torch.eye(beams, dtype=torch.bool, device=ids_BN.device)
         self.positions_S[new] = self.position
@@ -66,3 +72,18 @@ class SharedDecoding(Decoding):
         branches = Branches(self.positions_S[: new.stop], self.own_BNS[..., : new.stop])
         states_BNC = self.model.decode(ids_BN, memory=self.memory, cache=self.cache, branches=branches)
         return self.model.logits(states_BNC).float()
+
+    def tidy(self) -> None:
+        """Leave out of the cache what no sequence goes on from, which is most of what was tried."""
+        length = self.cache.length
+        dead_BS = ~self.own_BNS[..., :length].any(1)
+        # Those of one position stay together, the living first, so that the rows of all prompts keep the same positions.
+        order_BS = (2 * self.positions_S[:length] + dead_BS).argsort(dim=1, stable=True)
+        needed_S = ~dead_BS.gather(1, order_BS).all(0)
+        kept_BS = order_BS[:, needed_S]
+        for block in self.cache.blocks:
+            block.own.keep_only(kept_BS)
+        self.tidied = self.cache.length
+        self.own_BNS[..., : self.tidied] = self.own_BNS.take_along_dim(kept_BS[:, None], dim=2)
+        self.own_BNS[..., self.tidied :] = False
+        self.positions_S[: self.tidied] = self.positions_S[:length][needed_S]

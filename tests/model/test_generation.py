@@ -12,6 +12,7 @@ from pipeline.bundle import Bundle, Model, make_model
 from pipeline.config import GenerationConfig
 from pipeline.data.config import TokenizerConfig
 from pipeline.errors import UserError
+from pipeline.model import decoding
 from pipeline.model.block import FeedForward
 from pipeline.model.config import Activation, ModelConfig, resolve
 from pipeline.model.generation import encode, generate
@@ -127,6 +128,43 @@ def test_a_beam_as_wide_as_everything_is_exhaustive_search() -> None:
     best = sorted(unique.values(), key=lambda one: one.score, reverse=True)[:10]
     assert [one.ids for one in found] == [one.ids for one in best]
     assert [one.score for one in found] == pytest.approx([one.score for one in best], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("decoder", {"position": "rotary", "kv_heads": 2, "qk_norm": True}),
+        ("decoder", {"position": "alibi", "attention_window": 5}),
+        ("encoder-decoder", {"position": "t5"}),
+        ("encoder-decoder", {"position": "learned"}),
+    ],
+)
+def test_tidying_the_cache_of_beams_changes_nothing_that_is_written(
+    family: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of different lengths, of which some end before others."""
+    model, held = make(family, **settings), []
+    prompts, memory = prompts_of(model)
+    config = GenerationConfig(max_new_tokens=40, min_new_tokens=20, beams=4, sequences=4)
+    step = decoding.SharedDecoding.step
+
+    def noted(self: decoding.SharedDecoding, ids_BN: Tensor) -> Tensor:
+        logits_BNV = step(self, ids_BN)
+        held.append(self.cache.length)
+        return logits_BNV
+
+    monkeypatch.setattr(decoding.SharedDecoding, "step", noted)
+    found = {}
+    for steps in (1000, 7, 1):
+        monkeypatch.setattr(decoding, "TIDIED_EVERY", steps)
+        held.clear()
+        found[steps] = generate(model, prompts, config, end=END, memory=memory)
+        grown = [after - before for before, after in itertools.pairwise(held)]
+        assert set(grown) == {4} if steps == 1000 else min(grown) < 0
+    for steps in (7, 1):
+        for tidied, whole in zip(found[steps], found[1000], strict=True):
+            assert [one.ids for one in tidied] == [one.ids for one in whole]
+            assert [one.score for one in tidied] == pytest.approx([one.score for one in whole], abs=1e-5)
 
 
 # --- transformers ---
