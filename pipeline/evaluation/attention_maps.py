@@ -21,6 +21,7 @@ from pipeline.tokenizer import Tokenizer
 
 MOST_LABELS = 48  # tokens; more cannot be read beside a map
 MOST_NUMBERS = 24  # tokens; more numbers cannot be read in the cells
+MOST_INCHES = 60.0  # of a side; a larger picture takes gigabytes to draw
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,10 @@ def find_maps(
         keys = target if kind == "decoder" else source
         assert queries is not None and keys is not None
         layer = 1 + sum(other.kind == kind for other in maps)
-        maps.append(Map(kind, layer, heads_HTS, labels(tokenizer, queries), labels(tokenizer, keys)))
+        seen = labels(tokenizer, keys)
+        if model.architecture.attention == "low_rank" and kind != "decoder":  # each key is a mixture of all tokens
+            seen = [str(number) for number in range(1, heads_HTS.shape[-1] + 1)]
+        maps.append(Map(kind, layer, heads_HTS, labels(tokenizer, queries), seen))
     return maps
 
 
@@ -101,8 +105,9 @@ def draw_grid(maps: list[Map], head: int | None = None) -> Any:
     chosen = range(len(maps[0].heads_HTS)) if head is None else [head - 1]
     single = head is not None and len(maps) == 1
     least, each = (3.0, 0.34) if single else (2.0, 0.17)  # inches of a map, and of a token
-    width, height = (max(least, each * len(words)) for words in (maps[0].keys, maps[0].queries))
-    figure = Figure((0.6 + len(chosen) * (width + 0.8), 0.4 + len(maps) * (height + 0.9)), layout="constrained")
+    width, height = (max(least, each * min(len(words), MOST_LABELS)) for words in (maps[0].keys, maps[0].queries))
+    width, height = 0.6 + len(chosen) * (width + 0.8), 0.4 + len(maps) * (height + 0.9)
+    figure = Figure((min(width, MOST_INCHES), min(height, MOST_INCHES)), layout="constrained")
     for row, one in enumerate(maps):
         for column, number in enumerate(chosen):
             axes = figure.add_subplot(len(maps), len(chosen), row * len(chosen) + column + 1)
@@ -116,7 +121,7 @@ def draw(axes: Any, weights_TS: Any, queries: Sequence[str], keys: Sequence[str]
     axes.imshow(weights_TS, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
     for axis, words in ((axes.xaxis, keys), (axes.yaxis, queries)):
         readable = len(words) <= MOST_LABELS
-        axis.set_ticks(range(len(words)) if readable else [], labels=words if readable else [])
+        axis.set_ticks(range(len(words)) if readable else [], labels=words if readable else [], parse_math=False)
     axes.tick_params(labelsize=6, length=0)
     axes.tick_params(axis="x", rotation=90 if max(map(len, keys), default=0) > 1 else 0)
     if numbers and max(len(queries), len(keys)) <= MOST_NUMBERS:
@@ -130,7 +135,7 @@ def draw_masks(tokens: Sequence[str], path: Path) -> Path:
     from matplotlib.figure import Figure
 
     masks = example_masks(len(tokens))
-    side = max(2.0, 0.2 * len(tokens))
+    side = max(2.0, 0.2 * min(len(tokens), MOST_LABELS))
     figure = Figure((len(masks) * (side + 0.6), side + 1.0), layout="constrained")
     for column, (name, allowed_TS) in enumerate(masks.items()):
         axes = figure.add_subplot(1, len(masks), column + 1)

@@ -17,8 +17,7 @@ from pipeline.evaluation.study import Study
 AXES = {"tokens": "raw tokens", "flops": "FLOPs", "seconds": "seconds"}
 # Those of Okabe and Ito (2008) that show on white and on black; the colour-blind can tell them apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c8c8c")
-DASHES = {"-": (1, 0), "--": (4, 1.5), ":": (1, 1)}
-HATCHES = ("", "////", "....")
+STYLES = (("", "-", "o"), ("////", "--", "s"), ("....", ":", "^"))  # of bars, lines and points
 LEAST_WIDTH = 8.0  # inches; narrower ones would be blown up
 INK = "#000000"  # becomes the page's own colour of text
 
@@ -33,7 +32,7 @@ class Chart:
         self.figure = Figure(figsize=(max(width, LEAST_WIDTH), height), layout="constrained")
         self.panels: list[Any] = self.figure.subplots(1, len(titles), squeeze=False)[0].tolist()
         for axes, title in zip(self.panels, titles, strict=True):
-            axes.set_title(title, fontsize=10)
+            axes.set_title(title, fontsize=10, parse_math=False)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=9)
 
@@ -48,9 +47,9 @@ class Chart:
         from matplotlib.patches import Patch
 
         shown = {name: self.style(name) for name in self.study.candidates if name in names}
-        marks: list[Any] = [Patch(facecolor=colour, hatch=hatch, edgecolor="w") for colour, _, hatch in shown.values()]
+        marks: list[Any] = [Patch(facecolor=colour, hatch=hatch, edgecolor="w") for colour, hatch, *_ in shown.values()]
         if lines:
-            marks = [Line2D([], [], color=colour, dashes=DASHES[dash]) for colour, dash, _ in shown.values()]
+            marks = [Line2D([], [], color=colour, linestyle=dash) for colour, _, dash, _ in shown.values()]
         room = int(self.figure.get_figwidth() / (0.6 + 0.08 * max(map(len, shown), default=1)))  # inches of an entry
         columns = math.ceil(len(shown) / math.ceil(len(shown) / max(1, min(room, 5))))
         self.figure.set_figheight(self.figure.get_figheight() + 0.2 * len(shown) / columns)
@@ -73,10 +72,10 @@ class Chart:
             text = text.replace(mark, f"{mark}<title>{html.escape(words)}</title>", 1)
         return text
 
-    def style(self, name: str) -> tuple[str, str, str]:
-        """The colour, dash and hatch of a model, the same in every chart."""
+    def style(self, name: str) -> tuple[str, str, Any, str]:
+        """The colour, hatch, dash and marker of a model, the same in every chart."""
         turn, place = divmod(list(self.study.candidates).index(name), len(COLOURS))
-        return COLOURS[place], list(DASHES)[turn % 3], HATCHES[turn % 3]
+        return COLOURS[place], *STYLES[turn % len(STYLES)]
 
 
 # --- What is drawn -----------------------------------------------------------------------------------------------
@@ -88,7 +87,7 @@ def score_bars(findings: Findings) -> str:
     chart = Chart(findings.study, "bars", [*tasks], sum(1.6 + 0.42 * len(outcomes) for outcomes in tasks.values()))
     for axes, (task, outcomes) in zip(chart.panels, tasks.items(), strict=True):
         for place, one in enumerate(outcomes):
-            colour, _, hatch = chart.style(one.name)
+            colour, hatch, *_ = chart.style(one.name)
             bar = axes.bar(place, one.mean, width=0.75, color=colour, hatch=hatch, edgecolor="white", linewidth=0)
             reach = "" if one.reach is None else f" ± {one.reach:.2f} (95 %, {len(one.values)} seeds)"
             chart.tell(bar[0], f"{one.name}, {task}: {one.mean:.2f}{reach}")
@@ -169,7 +168,7 @@ def draw_band(chart: Chart, axes: Any, name: str, runs: list[list[tuple[float, f
     length = min(map(len, runs))
     x, values = np.moveaxis(np.array([run[:length] for run in runs], np.float64), 2, 0)
     x, mean = x.mean(0), values.mean(0)
-    colour, dash, _ = chart.style(name)
+    colour, _, dash, _ = chart.style(name)
     axes.plot(x, mean, color=colour, linestyle=dash, linewidth=1.6)
     if len(runs) > 1:
         axes.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
@@ -188,8 +187,7 @@ def cost_scatter(findings: Findings, cost: str) -> str:
     for axes, outcomes in zip(chart.panels, tasks.values(), strict=True):
         for one in outcomes:
             spent = cost_of_outcome(one, cost)
-            colour, dash, _ = chart.style(one.name)
-            marker = {"-": "o", "--": "s", ":": "^"}[dash]
+            colour, *_, marker = chart.style(one.name)
             (point,) = axes.plot(spent, one.mean, marker, color=colour, markersize=8)
             chart.tell(point, f"{one.name}: {one.mean:.2f} for {spent:.3g} {COSTS[cost]}")
             if one.reach is not None:

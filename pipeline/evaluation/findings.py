@@ -227,7 +227,8 @@ def sample_rows(outcomes: list[Outcome]) -> Table:
     for one in outcomes:
         told = [one.answers[number] for number in chosen]
         rows.append((one.name, *(f"({one.scale * answer['score']:.0f}) {answer['predicted']}" for answer in told)))
-    return (f"seed 1 ({outcomes[0].metric})", *(str(answer["source"]) for answer in first)), rows
+    measure = "chrf" if outcomes[0].metric == "bleu" else outcomes[0].metric  # BLEU is of many answers together
+    return (f"seed 1 ({measure})", *(str(answer["source"]) for answer in first)), rows
 
 
 def last_row(cell: Cell) -> dict[str, Any]:

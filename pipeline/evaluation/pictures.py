@@ -21,8 +21,8 @@ def draw_confusion(counts: npt.NDArray[np.int64], labels: Sequence[str], path: P
     axes = figure.add_subplot()
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0, interpolation="nearest")
-    axes.set_xticks(range(len(labels)), labels=labels, rotation=90)
-    axes.set_yticks(range(len(labels)), labels=labels)
+    axes.set_xticks(range(len(labels)), labels=labels, rotation=90, parse_math=False)  # a class may be named $$
+    axes.set_yticks(range(len(labels)), labels=labels, parse_math=False)
     axes.set_xlabel("predicted")
     axes.set_ylabel("expected")
     for (row, column), count in np.ndenumerate(counts) if len(labels) <= MOST_NUMBERS else ():

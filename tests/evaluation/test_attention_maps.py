@@ -12,7 +12,7 @@ from pipeline import cli
 from pipeline.bundle import Bundle, make_model, save_bundle
 from pipeline.data.config import TaskConfig, TokenizerConfig
 from pipeline.data.tasks import TASKS, Encoder
-from pipeline.evaluation.attention_maps import draw_grid, draw_masks, example_masks, find_maps
+from pipeline.evaluation.attention_maps import Map, draw_grid, draw_masks, example_masks, find_maps
 from pipeline.evaluation.page import example_of
 from pipeline.model.attention import Attention
 from pipeline.model.config import ModelConfig, resolve
@@ -124,6 +124,27 @@ def test_the_numbers_in_a_picture_are_the_probabilities(tokenizer: Tokenizer) ->
     written = [text.get_text() for text in single.texts]
     assert written == [f"{weight:.2f}" for weight in maps[1].heads_HTS[1].flatten().tolist()]
     assert np.triu(single.images[0].get_array(), 1).max() == 0, "a decoder looks ahead"
+
+
+def test_mixtures_of_all_tokens_are_numbered(tokenizer: Tokenizer) -> None:
+    """The keys of low-rank attention, in which no token stands for itself."""
+    model = make(tokenizer, family="encoder-decoder", attention="low_rank", attention_rank=3)
+    for one in find_maps(model, tokenizer, SOURCE, TARGET):
+        assert one.keys == (one.queries if one.kind == "decoder" else ["1", "2", "3"])
+        assert one.heads_HTS.shape[1:] == (len(one.queries), len(one.keys))
+
+
+def test_a_long_text_makes_no_picture_of_gigabytes(tmp_path: Path) -> None:
+    words = [str(number) for number in range(200)]
+    maps = [Map("encoder", layer, torch.rand(12, 200, 200), words, words) for layer in range(1, 13)]
+    assert np.prod(110 * draw_grid(maps).get_size_inches()) < 50e6  # pixels, of four bytes each while it is drawn
+    header = draw_masks(words, tmp_path / "masks.png").read_bytes()[16:24]
+    assert int.from_bytes(header[:4], "big") * int.from_bytes(header[4:], "big") < 10e6
+
+
+def test_tokens_may_be_dollars(tmp_path: Path) -> None:
+    """Two of them begin and end mathematics for matplotlib, which fails where there is nothing between."""
+    assert draw_masks(["$", "$$", "a", "$$$"], tmp_path / "masks.png").is_file()
 
 
 def test_masks_are_those_of_the_definitions(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ def test_a_seed_that_has_not_begun_does_not_hide_the_others() -> None:
     assert not empty.words
 
 
+def test_a_task_may_be_named_by_prices() -> None:
+    assert ">$$<" in Chart(STUDY, "prices", ["$$"], 4.0).svg("a chart")
+
+
 def test_lengths_are_in_order(tmp_path: Path) -> None:
     scores: dict[str, Any] = {f"test/{BY_LENGTH}{length}": length / 100 for length in (100, 5, 20)}
     (tmp_path / "bundle").mkdir()
