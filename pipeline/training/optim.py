@@ -22,7 +22,8 @@ def make_optimizer(model: nn.Module, config: OptimConfig, precision: Precision =
     if config.name == "muon":
         narrow = numbers_of(next(model.parameters()).device, precision) == torch.bfloat16
         return Muon(groups, betas=config.betas, eps=config.epsilon, narrow=narrow)
-    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in model.parameters())
+    placed = all(parameter.device.type in ("cpu", "cuda") for parameter in model.parameters())
+    fused = placed and precision != "16-mixed"  # it takes back the scale of gradients itself: after they are clipped
     return AdamW(groups, lr=config.highest, betas=config.betas, eps=config.epsilon, fused=fused)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning.plugins import MixedPrecision
 from torch import Tensor, nn
 
 from pipeline.bundle import Model, make_model
@@ -151,6 +152,14 @@ def test_decay_pulls_matrices_and_leaves_vectors(name: str) -> None:
     optimizer.step()
     for key, value in model.named_parameters():
         torch.testing.assert_close(value.detach(), before[key] * (0.95 if value.dim() > 1 else 1.0))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_gradients_are_clipped_without_their_scale(name: str) -> None:
+    """Lightning takes the scale of 16-mixed off before, and refuses to clip where the optimizer would do so after."""
+    optimizer = make_optimizer(tiny("decoder"), OptimConfig(name=name), "16-mixed")  # type: ignore[arg-type]
+    MixedPrecision("16-mixed", "cpu").clip_gradients(optimizer, 1.0)
+    assert make_optimizer(tiny("decoder"), OptimConfig(), "bf16-mixed").defaults["fused"]
 
 
 # --- Muon --------------------------------------------------------------------------------------------------------
