@@ -57,7 +57,8 @@ def recurrent_cost(model: Architecture, vocab_size: int, source: int, target: in
     with torch.device("meta"):
         made = Recurrent(model, vocab_size)
     total = sum(parameter.numel() for parameter in made.parameters())
-    blocks = total - sum(parameter.numel() for part in (made.embedding, made.head) for parameter in part.parameters())
+    others = (made.embedding, made.head, made.encoder.positions, made.decoder.positions)
+    blocks = total - sum(parameter.numel() for part in others for parameter in part.parameters())
     blocks += made.embedding.weight.numel() if model.tie_embeddings else 0  # of both parts, and counted out twice
     return Cost(blocks, total, made.training_flops(source, target, predicted))
 

@@ -102,7 +102,7 @@ def count_flops(model: Architecture, vocab_size: int, source: int, target: int, 
     query, keys = 2 * model.width * 2 * inner, 2 * model.width * shared
     feed_forward = 2 * model.width * model.feed_forward * (3 if "glu" in model.activation else 2)
     encoder, decoder = model.encoder_layers, model.decoder_layers
-    cross = model.family == "encoder-decoder"
+    cross = model.family == "encoder-decoder" and target > 0  # else nobody looks at the source
     linear = encoder * source * (query + keys + feed_forward) + decoder * target * (query + keys + feed_forward)
     linear += decoder * (target * query + source * keys) * cross
     return Flops(
@@ -149,7 +149,7 @@ def layer_numbers(model: Architecture, queries: int, keys: int, cross: bool = Fa
 
 
 def feed_forward_numbers(model: Architecture, tokens: int) -> int:
-    kept = 4 if "glu" in model.activation else {"relu": 1, "relu_squared": 2}.get(model.activation, 2)
+    kept = 4 if "glu" in model.activation else 1 if model.activation == "relu" else 2
     return tokens * (residual_numbers(model) + model.feed_forward * (kept + 2 * (model.activation_dropout > 0)))
 
 

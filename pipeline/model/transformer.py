@@ -14,6 +14,7 @@ from pipeline.errors import UserError
 from pipeline.model.attention import Attention, Visible, visible
 from pipeline.model.block import Block, BlockCache, FeedForward, make_norm
 from pipeline.model.config import Architecture
+from pipeline.model.cost import count_flops
 from pipeline.model.fast import dropped
 from pipeline.model.heads import ClassificationHead, LanguageHead
 from pipeline.model.positions import Relative, check_length, make_positions
@@ -194,6 +195,10 @@ class Transformer(LanguageModel):
         if self.decoder is None:
             raise UserError(f"a model of family {self.architecture.family} has no decoder")
         return self.decoder(self.embed(ids_BT), real_BT, memory, prefix_B, documents_BT, cache, branches)
+
+    def training_flops(self, source: int, target: int, predicted: int) -> int:
+        """Operations of training on a sequence."""
+        return count_flops(self.architecture, self.vocab_size, source, target, predicted).training
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for so many tokens."""

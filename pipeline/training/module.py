@@ -5,7 +5,6 @@ Shapes: B batch, S source tokens, T target tokens, P positions with loss, C widt
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.objectives import IGNORED
 from pipeline.errors import Diverged
 from pipeline.evaluation.predicting import class_logits, embeddings
-from pipeline.model.cost import count_flops
 from pipeline.model.heads import Pooling
-from pipeline.model.recurrent import Recurrent
 from pipeline.model.transformer import Transformer
 from pipeline.training.config import OptimConfig, TrainerConfig
 from pipeline.training.optim import make_optimizer, rate_share, set_rate
@@ -216,10 +213,10 @@ class Training(pl.LightningModule):
     def over_all_processes(self, numbers: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
         """Sums over all processes."""
         if self.trainer.world_size == 1:
-            return [float(number) for number in numbers]
+            return numbers.tolist()
         whole = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         torch.distributed.all_reduce(whole)
-        return [float(number) for number in whole]
+        return whole.tolist()
 
 
 def mixed(*numbers: int) -> int:
@@ -236,18 +233,9 @@ def training_flops(model: Model, batch: Batch) -> float:
     """Operations of a forward and backward pass over a batch, padding included."""
     source = 0 if batch.source_BS is None else batch.source_BS.shape[1]
     target = 0 if batch.inputs_BT is None else batch.inputs_BT.shape[1]
-    fixed, position = sequence_flops(model, source, target)
-    return float(len(batch.targets_BT) * fixed + (batch.loss_positions * position if batch.labels_B is None else 0))
-
-
-@lru_cache(maxsize=64)
-def sequence_flops(model: Model, source: int, target: int) -> tuple[int, int]:
-    """Of a sequence without its vocabulary projection, and of that for one position."""
-    if isinstance(model, Recurrent):
-        fixed = model.training_flops(source, target, 0)
-        return fixed, model.training_flops(source, target, 1) - fixed
-    count = count_flops(model.architecture, model.vocab_size, source, target, 1)
-    return count.training - 3 * count.vocabulary, 3 * count.vocabulary
+    predicted = batch.loss_positions if batch.labels_B is None else 0
+    others = (len(batch.targets_BT) - 1) * model.training_flops(source, target, 0)
+    return float(others + model.training_flops(source, target, predicted))
 
 
 def trained_numbers(model: nn.Module) -> int:

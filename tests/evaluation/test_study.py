@@ -111,6 +111,14 @@ def test_the_flops_of_a_recurrent_model_are_planned_as_they_are_counted() -> Non
     assert planned == 6 * 16 * (cell + 300 * model.architecture.width)
 
 
+def test_tables_of_positions_are_no_blocks_of_a_recurrent_model() -> None:
+    model = ModelConfig(family="recurrent", size="tiny")
+    learned = replace(model, position="learned")
+    without, tables = (cost_of(resolve(one), 300, 16, ObjectiveConfig()) for one in (model, learned))
+    assert without.parameters == tables.parameters
+    assert tables.all_parameters - without.all_parameters == 2 * 512 * 128
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return write_study(tmp_path_factory.mktemp("study"))

@@ -57,6 +57,16 @@ def test_parameters_and_flops_are_exactly_the_models(family: str, preset: str, v
     assert count_flops(settings, 77, *lengths(settings), loss_positions=5).forward == counter.get_total_flops()
 
 
+@pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[4]], ids=str)
+def test_a_decoder_that_does_not_run_costs_nothing(variant: dict[str, Any]) -> None:
+    """As in retrieval, which looks at the states of the encoder."""
+    settings = architecture("encoder-decoder", "llama", variant)
+    model = Transformer(settings, 77).eval()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model.encode(torch.zeros(1, SOURCE, dtype=torch.long))
+    assert count_flops(settings, 77, SOURCE, 0, 0).forward == counter.get_total_flops()
+
+
 def test_training_costs_three_times_the_forward_pass() -> None:
     settings = architecture("decoder", "llama", {})
     model = Transformer(settings, 77)
