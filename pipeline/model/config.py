@@ -78,7 +78,8 @@ class Architecture:
     @property
     def longest(self) -> int | None:
         """The most tokens of a sequence, where something has a table of them."""
-        return self.max_positions if self.position == "learned" or self.attention == "low_rank" else None
+        located = self.family == "recurrent" and self.alignment == "location"
+        return self.max_positions if located or self.position == "learned" or self.attention == "low_rank" else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,8 @@ from pipeline.errors import UserError
 from pipeline.model.config import Architecture, ModelConfig, resolve
 
 Precision = Literal["32", "bf16-mixed", "16-mixed"]
+# Arguments of Lightning's that end a run before we save it.
+ENDINGS = {"fast_dev_run", "limit_train_batches", "max_steps", "max_time", "overfit_batches"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,8 @@ class TrainerConfig:
                 raise UserError(f"trainer.{name}: {getattr(self, name)} must be above 0")
         if self.validation_samples < 0:
             raise UserError(f"trainer.validation_samples: {self.validation_samples} must not be negative")
+        if ends := ENDINGS & self.extra.keys():
+            raise UserError(f"trainer.extra: {min(ends)} would end a run unsaved; use trainer.max_steps or max_seconds")
 
     @property
     def processes(self) -> int:
@@ -201,6 +205,8 @@ class PretrainConfig:
             raise UserError(f"seed: {self.seed} must be from 0 to 2**63 - 1")
         if self.trainer.strategy == "fsdp" and self.optim.name == "muon":
             raise UserError("optim.name: muon needs whole matrices, which fsdp cuts into parts; use ddp or adamw")
+        if self.model.family == "recurrent" and self.tracking.attention_every:
+            raise UserError("tracking.attention_every: a recurrent model does not attend in pretraining; leave it at 0")
         if self.init_from is None:
             check_positions(resolve(self.model), self.data.sequence_length)
 

@@ -16,7 +16,7 @@ from pipeline.terminal import note
 from pipeline.training import checkpoint
 from pipeline.training.callbacks import Keeper, requeued
 from pipeline.training.config import TrainerConfig
-from pipeline.training.module import Progress, Training
+from pipeline.training.module import Progress, Retriever, Training
 from pipeline.training.run import Run, rank
 
 
@@ -40,7 +40,7 @@ def fit(module: Training, loader: Callable[[int], DataLoader[Any]], keeper: Keep
         )
     keeper.state = state
     trainer = make_trainer(module, keeper)
-    with one_line_memory_errors(module, run.settings.get("task", {}).get("name") == "retrieval"):
+    with one_line_memory_errors(module):
         trainer.fit(module, loader(start))
     if not module.progress.ended:
         leave(keeper, run)
@@ -103,7 +103,7 @@ def check_devices(trainer: TrainerConfig) -> None:
 
 
 @contextmanager
-def one_line_memory_errors(module: Training, retrieval: bool = False) -> Iterator[None]:
+def one_line_memory_errors(module: Training) -> Iterator[None]:
     """Say in one line what to change when memory runs out."""
     try:
         yield
@@ -113,6 +113,6 @@ def one_line_memory_errors(module: Training, retrieval: bool = False) -> Iterato
         if not module.micro_batch:
             raise UserError("out of memory; start again with half of data.batch_tokens") from error
         less = f"--data.micro_batch_size {module.micro_batch // 2}" if module.micro_batch > 1 else "--trainer.recompute"
-        changed = retrieval and module.micro_batch > 1  # its negatives are the others of a micro-batch
-        how = "start again in another folder with" if changed else "go on with"
+        retrieval = isinstance(module.network, Retriever)  # its negatives are the others of a micro-batch
+        how = "start again in another folder with" if retrieval and module.micro_batch > 1 else "go on with"
         raise UserError(f"out of memory with {module.micro_batch} samples at a time; {how} {less}") from error

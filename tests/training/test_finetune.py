@@ -386,6 +386,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"model__position": "learned", "model__max_positions": 16},
         "need 26 positions, but the model has 16",
     ),
+    "too long to align": (
+        {},
+        {"model__family": "recurrent", "model__alignment": "location", "model__max_positions": 16},
+        "need 26 positions, but the model has 16",
+    ),
 }
 
 

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from pipeline import cli
-from pipeline.bundle import load_bundle
+from pipeline.bundle import load_bundle, make_model
 from pipeline.configuration import build
 from pipeline.errors import UserError
+from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.decoding import Decoding
 from pipeline.tokenizer import Tokenizer
 from pipeline.training import checkpoint
 from pipeline.training.config import PretrainConfig
 from pipeline.training.fit import one_line_memory_errors
+from pipeline.training.module import Retriever
 from pipeline.training.run import Run as OnDisk
 from pipeline.training.run import opened
 from tests.training.jobs import arguments, rows, write_novels
@@ -356,6 +358,16 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"model__position": "learned", "model__max_positions": 32},
         "data.sequence_length",
     ),
+    (
+        "a sequence longer than an alignment's table",
+        {"model__family": "recurrent", "model__alignment": "location", "model__max_positions": 32},
+        "data.sequence_length",
+    ),
+    (
+        "maps of a model that does not attend",
+        {"model__family": "recurrent", "tracking__attention_every": 5},
+        "tracking.attention_every",
+    ),
     ("more devices than there are", {"trainer__devices": 999}, "trainer.devices: 999"),
     ("no such device", {"trainer__accelerator": "gpu"}, "trainer"),
     ("an objective that the family cannot do", {"objective__name": "span"}, "cannot be trained with span"),
@@ -365,6 +377,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         "cannot be trained with span",
     ),
     ("an unknown argument of Lightning's", {"trainer__extra": json.dumps({"nonsense": 1})}, "nonsense"),
+    ("an end that saves nothing", {"trainer__extra": json.dumps({"limit_train_batches": 3})}, "use trainer.max_steps"),
     ("an argument of Lightning's that is ours", {"trainer__extra": json.dumps({"max_epochs": 1})}, "max_epochs"),
     ("muon on parts of matrices", {"optim__name": "muon", "trainer__strategy": "fsdp"}, "muon"),
     ("no such run to resume", {"resume": "/nowhere/run"}, "/nowhere/run"),
@@ -503,8 +516,9 @@ def test_two_jobs_cannot_work_on_one_run(
 def test_running_out_of_memory_proposes_what_takes_less(
     error: Exception, rows: int, retrieval: bool, remedy: str
 ) -> None:
-    module: Any = SimpleNamespace(micro_batch=rows)
-    with pytest.raises(UserError, match=f"; {remedy}$"), one_line_memory_errors(module, retrieval):
+    network = Retriever(make_model(resolve(ModelConfig(size="tiny")), 9), "mean", 0.05) if retrieval else None
+    module: Any = SimpleNamespace(micro_batch=rows, network=network)
+    with pytest.raises(UserError, match=f"; {remedy}$"), one_line_memory_errors(module):
         raise error
     with pytest.raises(RuntimeError, match="something else"), one_line_memory_errors(module):
         raise RuntimeError("something else")
