@@ -52,7 +52,7 @@ class Keeper(pl.Callback):
         self.validated_at = -1
         self.measured: dict[str, float] = {}
         """What the last validation found."""
-        self.until_teardown = ExitStack()
+        self.until_end = ExitStack()
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         assert isinstance(module, Training)
@@ -65,7 +65,7 @@ class Keeper(pl.Callback):
         self.clock, self.peak = time.monotonic() - module.progress.seconds, 0.0
         self.logged = (module.progress.tokens, module.progress.flops, time.monotonic())
         bar = progress("training", module.total_steps, "steps")
-        self.advance = self.until_teardown.enter_context(bar) if trainer.is_global_zero else lambda _: None
+        self.advance = self.until_end.enter_context(bar) if trainer.is_global_zero else lambda _: None
         self.advance(module.progress.step)
 
         def stop(number: int, _: FrameType | None) -> None:
@@ -73,7 +73,7 @@ class Keeper(pl.Callback):
             module.told_to_stop = True
             signal.signal(signal.SIGINT, signal.default_int_handler)  # the second Ctrl-C stops at once
 
-        self.until_teardown.enter_context(signals_to(stop))
+        self.until_end.enter_context(signals_to(stop))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, number: int
@@ -164,8 +164,11 @@ class Keeper(pl.Callback):
             checkpoint.prune(self.run.path, module.settings.keep)
         trainer.strategy.barrier()
 
-    def teardown(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        self.until_teardown.close()
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.until_end.close()  # before Lightning gives signals back to whom they were; later it would get them again
+
+    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        self.until_end.close()
 
 
 def requeued(number: int | None) -> bool:

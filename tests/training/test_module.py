@@ -31,7 +31,7 @@ from pipeline.model.config import ModelConfig, resolve
 from pipeline.model.cost import count_flops
 from pipeline.model.heads import LOSS_CHUNK, LanguageHead, loss_and_gradient
 from pipeline.tokenizer import Tokenizer
-from pipeline.training import checkpoint
+from pipeline.training import callbacks, checkpoint
 from pipeline.training.config import PretrainConfig
 from pipeline.training.job import Job
 from pipeline.training.module import Network
@@ -406,12 +406,21 @@ def test_metrics_of_skipped_steps_are_no_loss_of_zero(novels: Path, tmp_path: Pa
 
 
 def test_too_many_broken_steps_end_the_run_with_its_last_good_state(
-    novels: Path, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    novels: Path, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"trainer__bad_steps": 3, "trainer__save_every": 2, "data__stores": folder / "stores"}
     words = arguments(novels, tmp_path / "run", **PLAIN | settings)
+    ended: list[str] = []
+
+    @contextmanager
+    def bar(name: str, *_: object) -> Iterator[Callable[[float], None]]:
+        yield lambda _: None
+        ended.append(name)
+
+    monkeypatch.setattr(callbacks, "progress", bar)
     with broken("loss", range(4, 100)):
         assert cli.main(words) == 2
+    assert ended == ["training"], "the bar goes on below the error"
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert len(errors) == 1 and "no finite gradient for 3 steps" in errors[0] and "Traceback" not in errors[0]
     found = checkpoint.newest(tmp_path / "run")
@@ -440,8 +449,8 @@ def test_a_lower_rate_on_resume_is_the_rate_that_is_used(novels: Path, tmp_path:
 
 
 def test_a_signal_in_the_backward_pass_is_not_lost(novels: Path, tmp_path: Path, folder: Path) -> None:
-    """Most signals come there, since most of the time is spent there."""
-    forward, calls = Network.forward, iter(range(10_000))
+    """Most signals come there, since most of the time is spent there; the next one is for whom it was before."""
+    forward, calls, before = Network.forward, iter(range(10_000)), signal.getsignal(signal.SIGTERM)
 
     def signalled(self: Network, batch: Batch, each: bool = False) -> Tensor:
         loss = forward(self, batch, each)
@@ -453,6 +462,7 @@ def test_a_signal_in_the_backward_pass_is_not_lost(novels: Path, tmp_path: Path,
         patch.setattr(Network, "forward", signalled)
         words = arguments(novels, tmp_path / "run", **PLAIN | {"data__stores": folder / "stores"})
         assert cli.main(words) == 75
+    assert signal.getsignal(signal.SIGTERM) == before
     found = checkpoint.newest(tmp_path / "run")
     assert found is not None and found[0].step in (6, 7)
 
