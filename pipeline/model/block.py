@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from pipeline.model.attention import Attention, LayerCache, Visible
 from pipeline.model.config import Activation, Architecture
 from pipeline.model.fast import RMSNorm, dropped, squared_relu
-from pipeline.model.positions import Positions, Rotation
+from pipeline.model.positions import Rotation
 from pipeline.model.products import Linear
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -96,7 +96,7 @@ class Block(nn.Module):
         self,
         x_BTC: Tensor,
         seen: Visible,
-        positions: Positions | Rotation,
+        positions: Rotation | None,
         bias_HTS: Tensor | None,
         context_BSC: Tensor | None = None,
         context_seen: Visible | None = None,

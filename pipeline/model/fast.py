@@ -41,24 +41,14 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
-def inverse_root(x: Tensor, epsilon: float) -> Tensor:
-    """One by the root of the mean square, in float32 whatever the input is."""
-    return x.float().square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
-
-
-def normalised(x: Tensor, weight: Tensor, inverse: Tensor) -> Tensor:
-    """The norm, without a third tensor."""
-    return (x * inverse).mul_(weight).to(x.dtype)
-
-
 class Normalised(torch.autograd.Function):
     """The norm, whose gradient is that of LayerNorm at mean 0 without what comes from the mean."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        inverse = inverse_root(x, epsilon)
+        inverse = x.float().square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()  # float32, whatever the input is
         ctx.save_for_backward(x, weight, inverse)
-        return normalised(x, weight, inverse)
+        return (x * inverse).mul_(weight).to(x.dtype)  # without a third tensor
 
     @staticmethod
     @once_differentiable

@@ -23,13 +23,9 @@ class Positions(nn.Module):
         """Tell the embeddings where they stand; `positions` is (T) or, with padding on the left, (B, T)."""
         return x_BTC
 
-    def at(self, positions_T: Tensor) -> "Positions | Rotation":
-        """The scheme for queries and keys that stand at these positions: what all layers share is made once."""
-        return self
-
-    def rotate(self, x_BHTD: Tensor) -> Tensor:
-        """Turn queries or keys, of which the first stands at 0 unless `at` said otherwise."""
-        return x_BHTD
+    def at(self, positions_T: Tensor) -> "Rotation | None":
+        """What turns queries and keys that stand at these positions, made once for all layers."""
+        return None
 
     def biases(self, layers: int, queries: Tensor, keys: Tensor) -> list[Tensor | None]:
         """For each layer what is added to the scores (H, T, S) of queries and keys that stand at these positions."""
@@ -135,9 +131,6 @@ class Rotary(Positions):
         angles_TD = (positions_T[:, None] * self.base ** (-even.float() / self.head_width)).repeat(1, 2)
         return Rotation(angles_TD.cos(), angles_TD.sin())
 
-    def rotate(self, x_BHTD: Tensor) -> Tensor:
-        return self.at(torch.arange(x_BHTD.shape[-2], device=x_BHTD.device)).rotate(x_BHTD)
-
 
 @dataclass(frozen=True)
 class Rotation:
@@ -147,6 +140,7 @@ class Rotation:
     sin_TD: Tensor
 
     def rotate(self, x_BHTD: Tensor) -> Tensor:
+        """Turn queries or keys."""
         first, second = x_BHTD.chunk(2, dim=-1)
         turned = torch.cat([-second, first], dim=-1)
         return x_BHTD * self.cos_TD.to(x_BHTD.dtype) + turned * self.sin_TD.to(x_BHTD.dtype)

@@ -305,7 +305,7 @@ def test_zero_output_makes_every_block_the_identity() -> None:
     x = torch.randn(1, 5, 48)
     assert model.encoder is not None
     block = model.encoder.blocks[0]
-    assert torch.equal(block(x, Visible(), model.encoder.positions, None), x)
+    assert torch.equal(block(x, Visible(), None, None), x)
 
 
 @pytest.mark.parametrize("position", ["learned"])
