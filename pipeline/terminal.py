@@ -74,8 +74,7 @@ def progress(description: str, total: float | None, unit: str = "") -> Iterator[
     """Show how far a job is: a bar on a terminal, a line every ten seconds elsewhere. Yields `advance(amount)`."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        with lines_of_progress(description, total, unit) as advance:
-            yield advance
+        yield lines_of_progress(description, total, unit)
         return
     amount = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
@@ -84,8 +83,7 @@ def progress(description: str, total: float | None, unit: str = "") -> Iterator[
         yield lambda step: bar.advance(task, step)
 
 
-@contextmanager
-def lines_of_progress(description: str, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
+def lines_of_progress(description: str, total: float | None, unit: str) -> Callable[[float], None]:
     done = 0.0
     last = time.monotonic()
 
@@ -96,7 +94,7 @@ def lines_of_progress(description: str, total: float | None, unit: str) -> Itera
             last = time.monotonic()
             note(f"{description}: {done:,.0f}" + (f" of {total:,.0f}" if total else "") + f" {unit}".rstrip())
 
-    yield advance
+    return advance
 
 
 def reported(texts: Iterable[str], advance: Callable[[float], None]) -> Iterator[str]:

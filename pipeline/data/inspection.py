@@ -17,7 +17,8 @@ def print_corpus(corpus: Corpus) -> None:
     print_table("Documents", DOCUMENT, [document_row(entry) for entry in shown])
     if len(corpus.entries) > ROWS_SHOWN:
         note(f"… and {len(corpus.entries) - ROWS_SHOWN:,} more documents")
-        print_dropped(corpus.entries[ROWS_SHOWN:])
+        if dropped := [document_row(entry) for entry in corpus.entries[ROWS_SHOWN:] if entry.dropped]:
+            print_table("Dropped among them", DOCUMENT, dropped[:ROWS_SHOWN])
     print_splits(corpus)
 
 
@@ -60,12 +61,6 @@ def print_store(store: Store) -> None:
         rows.append((split, documents, len(stream), text / len(stream), len(stream.shards), size / len(stream)))
     header = ("split", "documents", "tokens", "text bytes per token", "shards", "disk bytes per token")
     print_table("Token store", header, rows)
-
-
-def print_dropped(entries: list[Entry]) -> None:
-    dropped = [document_row(entry) for entry in entries if entry.dropped]
-    if dropped:
-        print_table("Dropped among them", DOCUMENT, dropped[:ROWS_SHOWN])
 
 
 def document_row(entry: Entry) -> tuple[object, ...]:

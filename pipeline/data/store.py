@@ -55,7 +55,8 @@ class Store:
     def stream(self, split: Split) -> Stream:
         """The tokens of a split, which must have some."""
         if split not in self.streams:
-            raise UserError(f"{self.path}: no {split} text in this store; hold out some books or a fraction for it")
+            keys = f"data.{split}_fraction or data.{split}_books"
+            raise UserError(f"{self.path}: no {split} text in this store; hold out more by {keys}")
         return self.streams[split]
 
 
@@ -64,13 +65,10 @@ def prepare_store(corpus: Corpus, tokenizer_folder: Path, output: Path) -> Store
     tokenizer = Tokenizer.load(tokenizer_folder)
     identity = {"format": VERSION, "corpus": corpus.fingerprint, "tokenizer": tokenizer.fingerprint}
     folder = output / fingerprint(identity)[:16]
-    store = intact_store(folder)
-    if store is None:
-        with locked(folder / ".lock"):
-            store = intact_store(folder)  # another process may have made it while we waited
-            if store is None:
-                store = make_store(folder, corpus, tokenizer, tokenizer_folder)
-    return store
+    if store := intact_store(folder):
+        return store
+    with locked(folder / ".lock"):  # another process may have made it while we waited
+        return intact_store(folder) or make_store(folder, corpus, tokenizer, tokenizer_folder)
 
 
 def intact_store(folder: Path) -> Store | None:
@@ -210,8 +208,7 @@ def document_groups(corpus: Corpus) -> Iterator[tuple[Split, list[tuple[Source, 
 
 def make_shard(job: Job) -> tuple[Split, Shard]:
     """Tokenise the documents of a shard, unless that was done before."""
-    shard = made_before(job)
-    if shard is not None:
+    if shard := made_before(job):
         return job.split, shard
     tokenizer = loaded_tokenizer(job.tokenizer_folder, job.tokenizer)
     texts = ((entry.name, read_part(source, entry, job.split)) for source, entry in job.documents)
