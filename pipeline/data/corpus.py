@@ -85,7 +85,7 @@ class Corpus:
 
     def texts(self, split: Split) -> Iterator[str]:
         """The text of a split, document by document, read in parallel and in order."""
-        jobs = ((source, entry, split) for source, entry in self.pairs() if has_part(entry, split))
+        jobs = ((source, entry, split) for source, entry in self.pairs() for part in entry.parts if part.split == split)
         return parallel_map(read_job, jobs, self.config.workers)
 
 
@@ -120,10 +120,6 @@ def read_part(source: Source, entry: Entry, split: Split) -> str:
 
 def read_job(job: tuple[Source, Entry, Split]) -> str:
     return read_part(*job)
-
-
-def has_part(entry: Entry, split: Split) -> bool:
-    return any(part.split == split for part in entry.parts)
 
 
 # --- The first pass ----------------------------------------------------------------------------------------------
@@ -268,21 +264,21 @@ def assigned(entries: list[Entry], config: CorpusConfig) -> list[Entry]:
         if number not in named and splits[number] != hashed[number]:
             other = "a book named for it" if first[number] in by_group else entries[first[number]].name
             note(f"{entries[number].name}: goes to {splits[number]}, not {hashed[number]}; it shares text with {other}")
-    divided = bool(used) and not any(splits[number] == "validation" for number in used)
     sizes = Counter(first[number] for number in used)
     long = {number for number in used if entries[number].words >= LEAST_DIVIDED}
     alone = {number for number in long if sizes[first[number]] == 1} or long  # the end stands in no other document
+    held_out = any(splits[number] == "validation" for number in used)
+    divided = {number for number in alone if splits[number] == "train" and not held_out}
     if divided:
-        warn(f"no document fell to validation: the last {TAIL_SHARE:.0%} of every training document is used for it")
+        warn(f"no document fell to validation: the last {TAIL_SHARE:.0%} of training documents is used for it")
     result = list(entries)
     for number in used:
-        apart = divided and number in alone
-        result[number] = replace(entries[number], parts=parts_of(entries[number], splits[number], apart))
+        result[number] = replace(entries[number], parts=parts_of(entries[number], splits[number], number in divided))
     return result
 
 
 def parts_of(entry: Entry, split: Split, divided: bool) -> tuple[Part, ...]:
-    if split != "train" or not divided:
+    if not divided:
         return (Part(split, entry.bytes),)
     tail = int(entry.bytes * TAIL_SHARE)
     return (Part("train", entry.bytes - tail), Part("validation", tail))

@@ -64,47 +64,45 @@ def argument_sources(argument: str, config: CorpusConfig) -> Iterator[Source]:
         rows = hub.rows(argument[len("hf:") :], config.streaming)
         yield from row_sources(rows, argument, argument, config)
         return
-    path = Path(argument)
-    if path.is_dir():
-        yield from folder_sources(path, config)
-    elif path.exists():
-        yield from file_sources(path, path.name, config)
-    elif glob.has_magic(argument):
+    places = [Path(argument)]
+    if not places[0].exists():
         matches = sorted(glob.glob(argument, recursive=True))
-        if not matches:
-            raise UserError(f"corpus: nothing matches {argument}")
-        for match in matches:
-            yield from argument_sources(match, config)
-    elif argument in catalogue.ENTRIES:
-        yield from folder_sources(catalogue.get(argument), config)
-    else:
+        places = [catalogue.get(argument)] if argument in catalogue.ENTRIES else list(map(Path, matches))
+    if not places:
         raise UserError(
-            f"corpus: no file, folder or catalogue entry {argument!r} (from {Path.cwd()}); "
+            f"corpus: nothing matches {argument!r}, no file, folder or catalogue entry (from {Path.cwd()}); "
             "see `triptych data list`, or write hf:NAME for a Hugging Face dataset"
         )
+    found: dict[str, tuple[Path, str]] = {}  # a glob may match a folder and what is in it
+    for path, name in (file for place in places for file in named_files(place)):
+        found.setdefault(os.path.realpath(path), (path, name))
+    if not found:
+        suffixes = ", ".join((*TEXT_SUFFIXES, *TABLE_SUFFIXES))
+        raise UserError(f"{argument}: no text in this folder; it takes {suffixes}, .gz and .zip")
+    for path, name in found.values():
+        yield from file_sources(path, name, config)
 
 
-def folder_sources(folder: Path, config: CorpusConfig) -> Iterator[Source]:
-    """Everything readable below a folder, in path order; links are followed, loops are not."""
-    paths = sorted(path for path in files_below(folder) if readable_suffix(path.name))
-    if not paths:
-        raise UserError(
-            f"{folder}: no text in this folder; it takes {', '.join((*TEXT_SUFFIXES, *TABLE_SUFFIXES))}, .gz and .zip"
-        )
-    for path in paths:
-        yield from file_sources(path, path.relative_to(folder).as_posix(), config)
+def named_files(place: Path) -> list[tuple[Path, str]]:
+    """A file and its name, or everything readable below a folder, in path order."""
+    if not place.is_dir():
+        return [(place, place.name)]
+    paths = sorted(path for path in files_below(place) if readable_suffix(path.name))
+    return [(path, path.relative_to(place).as_posix()) for path in paths]
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    seen: set[str] = set()
-    for root, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(root)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        yield from (Path(root, name) for name in files if not name.startswith("."))
+    """Links are followed, loops are not, and a folder that a link leads to goes by its own name where it has one."""
+    starts, seen = [folder], set[str]()
+    for start in starts:
+        for root, folders, files in os.walk(start):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            if (real := os.path.realpath(root)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            starts += [path for name in folders if (path := Path(root, name)).is_symlink()]
+            yield from (Path(root, name) for name in files if not name.startswith("."))
 
 
 def readable_suffix(name: str) -> bool:

@@ -5,7 +5,9 @@ import gzip
 import json
 import os
 import zipfile
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +75,42 @@ def test_a_loop_of_links_ends(tmp_path: Path) -> None:
     folder = write_novels(tmp_path / "books", 2)
     (folder / "loop").symlink_to(folder, target_is_directory=True)
     assert len(list(sources(config(folder)))) == 2
+
+
+def test_a_folder_goes_by_its_own_name_whatever_links_lead_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And of several links by the first, in whatever order the file system lists them."""
+    books, walk = tmp_path / "books", os.walk
+    write_novels(books / "b" / "real", 1)
+    (books / "a").symlink_to(books / "b", target_is_directory=True)
+    (books / "c" / "deep").mkdir(parents=True)
+    (books / "c" / "deep" / "real").symlink_to(books / "b" / "real", target_is_directory=True)
+    write_novels(tmp_path / "outside", 1)
+    for name in ("e", "d"):
+        (books / name).symlink_to(tmp_path / "outside", target_is_directory=True)
+
+    def listed(*arguments: Any, reverse: bool, **more: Any) -> Any:
+        for root, folders, files in walk(*arguments, **more):
+            folders.sort(reverse=reverse)
+            yield root, folders, files
+
+    for reverse in (False, True):
+        monkeypatch.setattr(os, "walk", partial(listed, reverse=reverse))
+        assert [source.name for source in sources(config(books))] == ["b/real/book-00.txt", "d/book-00.txt"]
+
+
+def test_what_a_glob_matches_twice_is_read_once(tmp_path: Path) -> None:
+    folder = write_novels(tmp_path / "books", 2)
+    (folder / "more").mkdir()
+    (folder / "more" / "book-09.txt").write_text(novel(9))
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "cover.png").write_bytes(b"")
+    for corpus, count in ((folder, 3), (folder / "**" / "*.txt", 3), (folder / "*", 3), (tmp_path / "b*" / "**", 4)):
+        found = [source.name for source in sources(config(corpus, deduplicate=False))]
+        assert len(found) == len(set(found)) == count, corpus  # of ** the picture is matched by itself
+    with pytest.raises(UserError, match="no text in this folder"):
+        list(sources(config(folder / "pict*")))
 
 
 def test_a_file_name_of_any_bytes_can_be_read_and_shown(tmp_path: Path) -> None:
@@ -226,6 +264,14 @@ def test_without_validation_books_the_end_of_each_book_serves(
     assert train + validation == novel(1, 100) and train.endswith("\n")
     assert 0.02 < len(validation) / len(train) < 0.06
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ends_that_are_too_short_to_be_held_out_are_not_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": f"a short row {n}"}) + "\n" for n in range(9)))
+    corpus = scan(config(tmp_path, validation_fraction=0.0, deduplicate=False))
+    assert set(splits(corpus).values()) == {("train",)} and capsys.readouterr().err == ""
 
 
 def test_no_end_is_held_out_that_stands_in_another_document(tmp_path: Path) -> None:
