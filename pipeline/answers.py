@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.config import EmbedConfig, EvaluateConfig, PredictConfig, TextsConfig
 from pipeline.data import catalogue
 from pipeline.data.config import TaskConfig
-from pipeline.data.retrieval import is_held_out, read_documents, read_queries
+from pipeline.data.retrieval import is_held_out, is_learnt, read_documents, read_queries
 from pipeline.data.rows import read_rows, row_maker, with_known_labels
 from pipeline.data.tables import stream
 from pipeline.data.tasks import TASKS, Row
@@ -43,10 +43,13 @@ def evaluate(config: EvaluateConfig) -> None:
             raise UserError(f"data: {file} has no rows of a task; see `triptych data list`")
         file = str(found[0])
     skip = config.on_error == "skip"
-    queries = read_queries(file, "test", skip) if retrieval else {}
-    if queries and file == loaded.bundle.meta.get("trained_on") and not (Path(file) / "qrels" / "test.tsv").is_file():
+    queries, meta = read_queries(file, "test", skip) if retrieval else {}, loaded.bundle.meta
+    learnt = retrieval and is_learnt(file, str(meta.get("trained_on")), "test")
+    if learnt and meta.get("held_out", True):
         note(f"{file}: the model learnt from it; measured on the queries that were held out")
         queries = {name: row for name, row in queries.items() if is_held_out(name)}
+    elif learnt:
+        warn(f"{file}: the model learnt from these very queries; the scores say nothing of others")
     rows = list(queries.values()) if retrieval else read_rows(file, task, skip, RENAME)
     if predictor.encoder.labels:
         rows = with_known_labels(rows, predictor.encoder.labels, file, skip)
@@ -76,6 +79,8 @@ def predict(config: PredictConfig) -> None:
         if config.corpus is None:
             raise UserError("corpus: a bundle fine-tuned for retrieval finds documents; name their folder by --corpus")
         index = predictor.index(read_documents(Path(config.corpus), config.on_error == "skip"))
+    elif config.corpus is not None:
+        raise UserError(f"corpus: {config.bundle} does {task.name}, which finds no documents; leave it out")
     rows = texts_to_predict(config, task, RENAME)
     made_by = {"weights": loaded.bundle.meta.get("weights_sha256"), "corpus": config.corpus, "top": config.top}
     done = go_on(Path(config.output), rows, made_by) if config.output else 0

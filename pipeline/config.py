@@ -179,6 +179,11 @@ class TextsConfig(BundleRowsConfig):
     input: str | None = None
     """A table of rows (.jsonl .csv .tsv .parquet), hf:NAME, or a .txt with a text on each line."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.texts and self.input is not None:
+            raise UserError(f"input: {self.input} would not be read beside texts that are typed; leave one of them out")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PredictConfig(TextsConfig):
@@ -197,6 +202,8 @@ class PredictConfig(TextsConfig):
         super().__post_init__()
         if not 1 <= self.top <= 100:
             raise UserError(f"top: {self.top} must be from 1 to 100")
+        if self.function is not None and (self.input or ".txt").endswith(".txt"):
+            raise UserError("function: makes rows of a table; name one by --input, or leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

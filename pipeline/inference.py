@@ -168,13 +168,14 @@ def draw_attention(config: AttentionConfig) -> list[Path]:
     """Draw where a model looks while it reads a text, and where its decoder looks while it reads a target."""
     bundle = load_bundle(Path(config.bundle))
     model, tokenizer = bundle.model, bundle.tokenizer
+    family = model.architecture.family
+    if config.target is not None and family in ("encoder", "decoder"):
+        raise UserError(f"target: a model of family {family} reads one text; only an encoder-decoder has a target")
     read = special_encode(bundle, config.text)
     target = None if config.target is None else [tokenizer.first, *special_encode(bundle, config.target)]
-    if model.architecture.family == "decoder":
-        if target is not None:
-            raise UserError("target: a decoder reads one text; only an encoder-decoder has a target")
+    if family == "decoder":
         source, target = None, [tokenizer.first, *read]
-    elif model.architecture.family == "encoder" and (first := tokenizer.find("class")) is not None:
+    elif family == "encoder" and (first := tokenizer.find("class")) is not None:
         source = [first, *read]
     else:
         source = read

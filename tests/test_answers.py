@@ -72,6 +72,31 @@ def test_results_of_another_model_are_not_gone_on_with(tmp_path: Path, capsys: p
     assert (tmp_path / "out.jsonl").read_text() == first
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["predict", "BUNDLE", "good", "--input", "x.jsonl"], "input: x.jsonl would not be read beside texts"),
+        (["embed", "BUNDLE", "good", "--input", "x.txt", "--output", "x.npy"], "input: x.txt would not be read"),
+        (["predict", "BUNDLE", "--input", "x.txt", "--function", "f.py:f"], "function: makes rows of a table"),
+        (["predict", "BUNDLE", "good", "--function", "f.py:f"], "function: makes rows of a table"),
+        (["predict", "BUNDLE", "--function", "f.py:f"], "function: makes rows of a table"),
+        (["predict", "BUNDLE", "good", "--corpus", "x"], "does sentiment, which finds no documents"),
+        (
+            ["attention", "BUNDLE", "good", "--target", "bad", "--output", "x"],
+            "a model of family encoder reads one text",
+        ),
+    ],
+)
+def test_nothing_that_was_typed_is_dropped(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = classifier(tmp_path / "bundle", 1)
+    capsys.readouterr()
+    assert cli.main([bundle if word == "BUNDLE" else word for word in words]) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
+
+
 @pytest.mark.parametrize("content", ["good\nbad\n", "\ufeffgood\r\nbad\r\n", "good\n\n  \nbad"])
 def test_lines_of_text_are_the_same_however_they_are_written(tmp_path: Path, content: str) -> None:
     path = tmp_path / "in.txt"

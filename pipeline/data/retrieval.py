@@ -22,18 +22,37 @@ HELD_OUT = 5  # of so many queries one is for validation, where no file says whi
 def read_splits(files: Mapping[str, str | None], skip: bool) -> dict[str, list[Row]]:
     """The rows of every split: for training one for each query and document that answers it, else one a query."""
     folder, opened = str(files["train"]), dict[Path, Documents]()
-    own = {split for split in ("dev", "test") if (Path(folder) / "qrels" / f"{split}.tsv").is_file()}
+    if files["test"] and is_learnt(files["test"], folder, "test"):
+        raise UserError(f"data.test: {files['test']} has the queries of data.train; name others, or leave it out")
     train = read_queries(folder, "train", skip, opened)
-    if files["validation"] not in (None, folder) or "dev" in own:
-        validation = read_queries(files["validation"] or folder, "dev", skip, opened)
-    else:
+    if holds_out(files):
         note(f"{folder}: the queries whose hash says so, about one in {HELD_OUT}, are held out for validation")
         validation = {name: row for name, row in train.items() if is_held_out(name)}
         train = {name: row for name, row in train.items() if name not in validation}
-    given = files["test"] or (folder if "test" in own else None)
+    else:
+        validation = read_queries(files["validation"] or folder, "dev", skip, opened)
+    given = files["test"] or (folder if (Path(folder) / "qrels" / "test.tsv").is_file() else None)
     test = read_queries(given, "test", skip, opened) if given else {}
     pairs = [replace(row, target=name) for row in train.values() for name, grade in row.judged if grade > 0]
     return {"train": pairs, "validation": list(validation.values()), "test": list(test.values())}
+
+
+def holds_out(files: Mapping[str, str | None]) -> bool:
+    """Whether queries are held out for validation by their hash: no file says which are for it."""
+    return is_learnt(files["validation"] or str(files["train"]), str(files["train"]), "dev")
+
+
+def is_learnt(place: str, trained_on: str, split: str) -> bool:
+    """Whether a place has no judgements of a split but those that training reads."""
+    own = judgements(place, split)
+    same = Path(place).resolve() == Path(trained_on).resolve() and own.name != f"{split}.tsv"
+    return same or own.resolve() == judgements(trained_on, "train").resolve()
+
+
+def judgements(place: str, split: str) -> Path:
+    """The file with the judgements of a split: the place itself, or in a folder its own of the split or that of all."""
+    named = Path(place) if place.endswith(".tsv") else Path(place) / "qrels" / f"{split}.tsv"
+    return named if named.is_file() else Path(place) / "qrels.tsv"
 
 
 def is_held_out(query: str) -> bool:
@@ -43,19 +62,16 @@ def is_held_out(query: str) -> bool:
 
 def read_queries(place: str, split: str, skip: bool, opened: dict[Path, Documents] | None = None) -> dict[str, Row]:
     """The judged queries of a split of a folder, or of a file of judgements in it, by id."""
-    path = Path(place)
-    judgements = path if path.suffix == ".tsv" else path / "qrels" / f"{split}.tsv"
-    if not judgements.is_file():
-        judgements = path / "qrels.tsv"
-    folder = next((folder for folder in judgements.parents if (folder / CORPUS).is_file()), path)
-    for file in (folder / CORPUS, folder / QUERIES, judgements):
-        if not file.is_file():
+    path, file = Path(place), judgements(place, split)
+    folder = next((folder for folder in file.parents if (folder / CORPUS).is_file()), path)
+    for needed in (folder / CORPUS, folder / QUERIES, file):
+        if not needed.is_file():
             wanted = f"{CORPUS}, {QUERIES} and qrels.tsv or qrels/{split}.tsv"
-            raise UserError(f"{file}: no such file; retrieval reads a folder with {wanted}")
+            raise UserError(f"{needed}: no such file; retrieval reads a folder with {wanted}")
     opened = {} if opened is None else opened
     documents = opened[folder] = opened.get(folder) or read_documents(folder, skip)
     queries = read_texts(folder / QUERIES, ("text",), skip)
-    judged = read_judged(judgements, queries, documents, skip)
+    judged = read_judged(file, queries, documents, skip)
     return {name: as_row(queries[name], judged[name], documents) for name in judged}
 
 

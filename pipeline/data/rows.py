@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.data import catalogue
 from pipeline.data.cleaning import without_surrogates
 from pipeline.data.config import TaskConfig, TaskDataConfig
-from pipeline.data.retrieval import read_splits
+from pipeline.data.retrieval import holds_out, read_splits
 from pipeline.data.tables import Columns, converted
 from pipeline.data.tasks import TASKS, Row
 from pipeline.errors import UserError
@@ -31,6 +31,8 @@ class Rows:
     test: list[Row] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     """The classes of all training rows, also of those that a limit leaves out."""
+    held_out: bool = False
+    """Whether queries are held out for validation by the hash of their ids."""
 
     def texts(self) -> Iterator[str]:
         """All that there is to read in training."""
@@ -84,7 +86,7 @@ def read_task(task: TaskConfig, data: TaskDataConfig, seed: int) -> Rows:
         if not rows:
             place = files[split] or f"{data.train} that could be held out; name a file"
             raise UserError(f"data.{split}: no rows in {place}")
-    return Rows(train, splits["validation"], splits["test"], labels)
+    return Rows(train, splits["validation"], splits["test"], labels, kind == "retrieval" and holds_out(files))
 
 
 def with_known_labels(rows: list[Row], labels: list[str], file: str, skip: bool) -> list[Row]:
@@ -149,7 +151,10 @@ def as_row(columns: Columns, task: TaskConfig, names: dict[str, str], answers: b
             raise UserError(missing(columns, names["label"], "label", choose))
         return Row(source, label=without_surrogates(str(int(value) if isinstance(value, bool) else value)))
     target = text_of(columns, names["target"], "target", choose).strip()  # as what models write is
-    several = columns.get(names.get("references", ""), None)
+    named = names.get("references", "")
+    several = columns.get(named)
+    if named == task.references_column and not isinstance(several, list):
+        raise UserError(missing(columns, named, "references", choose))
     texts = [text for text in several if isinstance(text, str)] if isinstance(several, list) else []
     return Row(source, target, references=tuple(without_surrogates(text).strip() for text in texts))
 

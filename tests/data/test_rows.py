@@ -30,6 +30,17 @@ def test_an_answer_is_right_whatever_blanks_stand_around_it_in_the_table(tmp_pat
     assert score_exact(["yes", "nay"], [row.answers for row in read]).metrics == {"exact_match": 1.0}
 
 
+def test_references_in_a_column_that_is_named_must_be_there(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"source": "q", "target": "no", "answers": ["nay"], "one": "never"}]
+    file = table(tmp_path / "rows.jsonl", rows)
+    (row,) = read_rows(file, TaskConfig(name="text", references_column="answers"), False, "")
+    assert row.answers == ("nay",)
+    assert read_rows(file, TaskConfig(name="text"), False, "")[0].answers == ("no",)  # refs, where there is one
+    for column, told in (("anwsers", "row 1: no column 'anwsers'"), ("one", "column 'one' holds 'never'")):
+        with pytest.raises(UserError, match=told):
+            read_rows(file, TaskConfig(name="text", references_column=column), False, "")
+
+
 def test_halves_of_characters_become_replacement_marks_wherever_they_stand(tmp_path: Path) -> None:
     """JSON can carry them and UTF-8 cannot: they would break the first file that is written."""
     row = {"source": "a \ud83d", "target": "b \ud83d", "refs": ["c \ud83d"], "label": "d \ud83d"}

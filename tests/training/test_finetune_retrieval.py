@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pipeline.data.config import TaskConfig, TaskDataConfig
 from pipeline.data.retrieval import read_queries
 from pipeline.data.rows import read_task
 from pipeline.data.tasks import TRANSFORMERS, Encoder
+from pipeline.errors import UserError
 from pipeline.evaluation.predicting import embeddings
 from pipeline.training.module import Retriever
 from tests.training.jobs import arguments, write_novels
@@ -118,6 +120,23 @@ def test_evaluating_prints_bm25_beside_it(
     assert told["metrics"] == pytest.approx({key: held_out[f"val/{key}"] for key in told["metrics"]}, abs=1e-6)
 
 
+def test_evaluating_takes_what_was_held_out_however_the_set_is_written(
+    folder: Path, bundles: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing was held out by hash, it says that the model learnt from all of it."""
+    own = write_set(tmp_path / "own", 2)
+    more = ["--data.validation", str(own)]
+    assert cli.main([*search_words(folder, tmp_path / "run", trainer__max_epochs=1), *more]) == 0
+    for place in (f"{folder}/", os.path.relpath(folder), folder / "qrels.tsv"):
+        capsys.readouterr()
+        assert cli.main(["evaluate", str(bundles["encoder"]), "--data", str(place)]) == 0
+        assert "measured on the queries that were held out" in capsys.readouterr().err
+        assert cli.main(["evaluate", str(tmp_path / "run" / "bundle"), "--data", str(place)]) == 0
+        assert "warning: " in (told := capsys.readouterr().err) and "learnt from these very queries" in told
+    assert cli.main(["evaluate", str(tmp_path / "run" / "bundle"), "--data", str(own)]) == 0
+    assert "learnt from" not in capsys.readouterr().err
+
+
 def test_documents_are_predicted_and_searched_for(folder: Path, bundles: dict[str, Path], tmp_path: Path) -> None:
     output = tmp_path / "found.jsonl"
     command = ["predict", bundles["decoder"], "--input", folder / "queries.jsonl", "--corpus", folder, "--top", "3"]
@@ -186,13 +205,21 @@ def test_splits_are_those_of_the_files_or_of_the_hash(folder: Path, tmp_path: Pa
     assert validation == {queries[name] for name in held_out} and not test
     assert train == {queries[name] for name in queries.keys() - held_out}
     assert read(train=str(folder), validation=str(folder)) == [train, validation, test]
+    for same in (f"{folder}/", folder.parent / "." / folder.name / "qrels.tsv", Path(os.path.relpath(folder))):
+        assert read(train=str(folder), validation=str(same)) == [train, validation, test]
+        with pytest.raises(UserError, match="data.test: .* has the queries of data.train; name others"):
+            read(train=str(folder), test=str(same))
     other = write_set(tmp_path / "other")
     header, *lines = (other / "qrels.tsv").read_text().splitlines(keepends=True)
     (other / "qrels.tsv").unlink()
     (other / "qrels").mkdir()
     for number, split in enumerate(("train", "dev", "test")):
         (other / "qrels" / f"{split}.tsv").write_text(header + "".join(lines[90 * number : 90 * (number + 1)]))
-    assert read(train=str(other)) == [{queries[f"q{n}"] for n in range(s, s + 30)} for s in (0, 30, 60)]
+    assert (
+        read(train=str(other), test=f"{other}/")
+        == read(train=str(other))
+        == [{queries[f"q{n}"] for n in range(s, s + 30)} for s in (0, 30, 60)]
+    )
     assert len(read_queries(str(other), "test", False)) == 30
     assert read(train=str(folder), validation=str(other / "qrels" / "test.tsv"))[1] == {
         queries[f"q{n}"] for n in range(60, 90)
@@ -272,7 +299,5 @@ def test_mistakes_are_one_line(
 
 
 def test_a_bundle_for_one_thing_says_that_it_does_not_do_another(bundles: dict[str, Path]) -> None:
-    from pipeline.errors import UserError
-
     with pytest.raises(UserError, match="fine-tuned for retrieval, which is no classification task"):
         pipeline.load(str(bundles["encoder"])).classify(["x"])
