@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from pipeline import __version__
 from pipeline.configuration import build, to_yaml
 from pipeline.errors import UserError
-from pipeline.files import described, file_hash, read_sealed, replacing, write_sealed, write_text
+from pipeline.files import check_output, described, file_hash, read_sealed, replacing, write_sealed, write_text
 from pipeline.model.config import Architecture, ModelConfig, resolve
 from pipeline.model.heads import ClassificationHead
 from pipeline.model.recurrent import Recurrent
@@ -65,6 +65,13 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
         "git_commit": git_commit(),
     }  # fmt: skip
     write_sealed(folder / META, meta)
+
+
+def check_target(folder: Path, key: str, value: str) -> None:
+    """Refuse a folder that holds anything but a bundle with such a record, or one that was broken off."""
+    told = read_sealed(folder / META, MEND) if (folder / META).is_file() else {}
+    half = {WEIGHTS, CONFIG, TOKENIZER} if (folder / WEIGHTS).is_file() else set()
+    check_output(folder, half, told.get(key) == value)
 
 
 def load_bundle(folder: Path) -> Bundle:

@@ -117,11 +117,12 @@ def run(arguments: list[str]) -> None:
     files = [Path(name) for name in typed.pop("config", [])]
     if "resume" in typed:
         files.insert(0, settings_of(Path(typed["resume"][-1])))
-    print_only = typed.pop("print_config", ["false"])[-1].lower() == "true"
+    if (shown := typed.pop("print_config", ["false"])[-1].lower()) not in ("true", "false"):
+        raise UserError(f"--print_config: {shown} is neither true nor false; leave it out")
     plain = {"--" + key for key in command.positional} - set(rest)
     options = {key: as_option(values, known.get(key, Any), "--" + key in plain) for key, values in typed.items()}
     config = build(config_class, files, options)
-    if print_only:
+    if shown == "true":
         sys.stdout.write(to_yaml(config))
         return
     load(f"pipeline.stages:{command.stage}")(config)

@@ -131,6 +131,14 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
+def check_output(folder: Path, half: set[str], whole: bool) -> None:
+    """Refuse to write into a folder that holds anything but what the same command made, half or whole, or a run's."""
+    folder = folder.resolve()
+    of_run = folder.name == "bundle" and (folder.parent / "config.yaml").is_file()
+    if of_run or not (whole or {path.name for path in folder.glob("[!.]*")} <= half):
+        raise UserError(f"{folder}: {'is for its run to write' if of_run else 'holds something else'}; choose another")
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file while the block runs; it ends with the process, however that ends."""

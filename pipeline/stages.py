@@ -29,7 +29,7 @@ from pipeline.data.sources import sources
 from pipeline.data.store import prepare_store
 from pipeline.errors import UserError
 from pipeline.evaluation.config import StudyConfig
-from pipeline.files import write_text
+from pipeline.files import check_output, write_json, write_text
 from pipeline.terminal import note, print_table, progress, reported, say
 from pipeline.tokenizer import Tokenizer, is_learnt_from, measure, special_tokens, train
 from pipeline.training.config import FinetuneConfig, PretrainConfig, RunBundleConfig, RunsConfig, SyncConfig
@@ -54,17 +54,19 @@ def inspect_corpus(config: InspectConfig) -> None:
 def train_tokenizer(config: TokenizerTrainConfig) -> None:
     """Train a tokenizer on the training part of a corpus and save it."""
     special_tokens(config)  # a mistake in the settings should not cost a reading of the corpus
+    output = Path(config.output)
+    check_output(output, {"meta.json"}, (output / "tokenizer.json").is_file())
     corpus = scan(config)
     print_splits(corpus)
     if not is_trained(config, corpus):
         with progress("counting words", corpus.bytes("train"), "bytes") as advance:
             tokenizer = train(reported(corpus.texts("train"), advance), config, corpus.fingerprint)
-        tokenizer.save(config.output)
-        write_text(Path(config.output) / "config.yaml", to_yaml(config))
+        write_json(output / "meta.json", tokenizer.meta)  # first: a tokenizer.json without one is somebody else's
+        tokenizer.save(output)
+        write_text(output / "config.yaml", to_yaml(config))
     tokenizer = Tokenizer.load(config.output)
-    print_tokenizers(
-        "On the held-out text", [(config.output, tokenizer, measure(tokenizer, corpus.texts("validation")))]
-    )
+    measured = measure(tokenizer, corpus.texts("validation"))
+    print_tokenizers("On the held-out text", [(config.output, tokenizer, measured)])
     say(config.output)
 
 
@@ -185,11 +187,9 @@ def list_runs(config: RunsConfig) -> None:
 
 def bundle_run(config: RunBundleConfig) -> None:
     """Make a bundle of a checkpoint of a run and print its folder."""
-    from pipeline.training import pretraining, results
+    from pipeline.training.results import bundle_of
 
-    folder = Path(config.run)
-    of_stage = results if Run(folder).stage == "finetune" else pretraining
-    say(str(of_stage.bundle_of(folder, config.step, Path(config.output) if config.output else None)))
+    say(str(bundle_of(Run(Path(config.run)), config.step, config.output)))
 
 
 def sync_runs(config: SyncConfig) -> None:
@@ -202,11 +202,10 @@ def sync_runs(config: SyncConfig) -> None:
 
 def import_bundle(config: ImportConfig) -> None:
     """Make a bundle of a model of transformers."""
-    from pipeline.bundle import save_bundle
+    from pipeline.bundle import check_target, save_bundle
     from pipeline.model.huggingface import import_model
 
-    if (Path(config.bundle) / "config.json").exists():
-        raise UserError(f"{config.bundle}: holds a model of transformers, which a bundle would damage; choose another")
+    check_target(Path(config.bundle), "imported_from", config.source)
     save_bundle(import_model(config.source), Path(config.bundle))
     say(config.bundle)
 

@@ -23,6 +23,11 @@ from pipeline.terminal import note
 from pipeline.vocabulary import ALPHABET, CONTINUED, UNREACHABLE, learn
 
 FORMAT = 1
+# What a tokenizer's own record says; a bundle's record has it too, among much about its model.
+FACTS = {
+    "tokenizer_fingerprint", "corpus_fingerprint", "format", "library", "settings", "vocab_size", "bytes_per_token",
+    "fertility", "unknown_share", "longest_tokens", "sample_tokens", "tokenizer_config.json",
+}  # fmt: skip
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>", "<sep>", "<cls>", "<mask>")
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))
 
@@ -72,9 +77,6 @@ class Tokenizer:
         self.backend.encode_special_tokens = True  # "<mask>" in a text is text; a tokenizer.json cannot say so
         self.remembered_ids = lru_cache(REMEMBERED)(self.library_ids)
 
-    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[str, dict[str, Any]]]:
-        return Tokenizer, (self.text, self.meta)
-
     @classmethod
     def load(cls, folder: Path | str) -> "Tokenizer":
         """Load a tokenizer of ours, that of a bundle, or the tokenizer.json of a Hugging Face folder."""
@@ -88,6 +90,7 @@ class Tokenizer:
             raise UserError(f"{path}: not a tokenizer ({error}); copy or train it again") from error
         if not isinstance(tokenizer.meta, dict) or tokenizer.meta.get("tokenizer_fingerprint") != tokenizer.fingerprint:
             raise UserError(f"{path}: not what {meta_path.name} beside it describes; copy or train both again")
+        tokenizer.meta = {key: value for key, value in tokenizer.meta.items() if key in FACTS}
         return tokenizer
 
     def save(self, folder: Path | str) -> None:

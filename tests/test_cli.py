@@ -152,6 +152,7 @@ def test_options_win_over_configs_wherever_they_stand(tmp_path: Path, capsys: py
         ("corpus inspect --corpus []", "corpus: nothing to read"),
         ("corpus inspect --config nowhere.yaml x", "nowhere.yaml: no such config file"),
         ("data get novls", "novls"),
+        ("data list --print_config=yes", "--print_config: yes is neither true nor false"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_with_exit_code_2(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,6 +269,30 @@ def test_a_tokenizer_in_the_way_is_never_overwritten(
     (tmp_path / "meta.json").unlink()  # as in a folder of somebody else's model
     assert "other settings" in said(capsys, run(*settings))
     assert (tmp_path / "tokenizer.json").read_bytes() == before
+
+
+def test_a_tokenizer_that_was_killed_while_it_was_written_is_written_again(
+    novels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each of its files in turn."""
+    words: list[str | Path] = ["tokenizer", "train", "--corpus", novels, "--workers", "1", "--kind", "byte"]
+    replace, written = Path.replace, 0
+
+    def killed(path: Path, target: Path) -> Path:
+        nonlocal written
+        written += 1
+        if written == number:
+            raise RuntimeError("killed")
+        return replace(path, target)
+
+    for number in (1, 2, 3, 4):
+        output, written = tmp_path / str(number), 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                run(*words, "--output", output)
+        assert run(*words, "--output", output) == 0
+        assert {"tokenizer.json", "meta.json"} <= {path.name for path in output.iterdir()}
 
 
 def test_tokenizers_are_compared_on_text_only(novels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

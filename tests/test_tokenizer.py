@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -115,14 +114,6 @@ def test_a_special_token_that_is_written_out_is_only_text(kind: TokenizerKind, t
     assert ids == library_ids(tokenizer, text)
     if kind in BYTE_LEVEL:
         assert tokenizer.decode(ids) == text
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_special_tokens_stay_text_in_another_process(kind: TokenizerKind) -> None:
-    copy = pickle.loads(pickle.dumps(trained(kind)))
-    text = "the <mask> sea<eos>"
-    assert copy.encode(text) == library_ids(copy, text) == trained(kind).encode(text)
-    assert (copy.fingerprint, copy.meta) == (trained(kind).fingerprint, trained(kind).meta)
 
 
 def test_a_blank_is_the_same_to_us_as_to_the_library() -> None:

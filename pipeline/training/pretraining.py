@@ -24,6 +24,7 @@ from pipeline.terminal import note, progress, reported, warn
 from pipeline.tokenizer import Tokenizer, is_learnt_from, train
 from pipeline.training import checkpoint, tracking
 from pipeline.training.callbacks import Keeper
+from pipeline.training.checkpoint import Checkpoint
 from pipeline.training.config import PretrainConfig, check_positions
 from pipeline.training.fit import check_devices, fit
 from pipeline.training.job import Job, total_steps
@@ -31,12 +32,6 @@ from pipeline.training.module import Training, trained_numbers
 from pipeline.training.run import Run, opened, rank
 from pipeline.training.tracking import Input
 from pipeline.training.validation import show_attention, take_samples, validate
-
-# What a tokenizer's own record says; a bundle's record has it too, among much about its model.
-TOKENIZER_FACTS = {
-    "tokenizer_fingerprint", "corpus_fingerprint", "format", "library", "settings", "bytes_per_token", "fertility",
-    "unknown_share", "longest_tokens", "sample_tokens", "tokenizer_config.json",
-}  # fmt: skip
 
 
 def pretrain(config: PretrainConfig) -> Path:
@@ -132,13 +127,13 @@ def start_bundle(source: str, settings: ModelConfig) -> Bundle:
     if (Path(source) / "meta.json").is_file():
         bundle = load_bundle(Path(source))
         bundle.model.classifier = None  # of the task it was fine-tuned for; the next one has its own
-        kept = bundle.tokenizer.meta.keys() & TOKENIZER_FACTS
-        bundle.tokenizer.meta = {key: bundle.tokenizer.meta[key] for key in sorted(kept)}
     else:
         from pipeline.model.huggingface import import_model
 
         bundle = import_model(source)
     architecture = with_dropout(bundle.model.architecture, settings)
+    if settings.prefix_attention and architecture.family == "decoder":
+        architecture = replace(architecture, prefix_attention=settings.prefix_attention)
     if lost := unused(architecture, settings):
         warn(f"{source} keeps its own model: model.{', model.'.join(lost)} of the settings have no effect")
     if architecture != bundle.model.architecture:
@@ -170,6 +165,7 @@ def make_job(config: PretrainConfig, run: Run) -> Job:
     check_devices(config.trainer)
     start = named_start(config)
     tokenizer, store = make_material(config, run, start)
+    store.stream("validation")  # fails here if there is none, not at the first validation
     data, trainer = config.data, config.trainer
     windows = Windows(store.stream("train"), data.sequence_length, within_documents=data.within_documents)
     if data.batch_size > len(windows):
@@ -247,18 +243,13 @@ def hand_over(bundle: Bundle, run: Run, tracker: tracking.Tracker) -> None:
     tracker.artifact(f"{run.path.name}-bundle", "model", run.bundle, metrics, [weights_hash])
 
 
-def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:
-    """Make a bundle of a checkpoint, the newest or that of a step, without disturbing the run."""
-    run, chosen = Run(folder), checkpoint.chosen(folder, step)
-    config = build(PretrainConfig, [folder / "config.yaml"], {})
-    tokenizer = Tokenizer.load(folder / "tokenizer")
+def early_bundle(run: Run, chosen: Checkpoint) -> Bundle:
+    """What the bundle of a checkpoint is, but for the weights."""
+    config = build(PretrainConfig, [run.path / "config.yaml"], {})
+    tokenizer = Tokenizer.load(run.path / "tokenizer")
     model = start_model(config, named_start(config), tokenizer.vocab_size)
-    model.load_state_dict(chosen.read()["model"])
     measured = {} if chosen.score is None else {"val/loss": chosen.score}
-    meta = bundle_meta(config, run, chosen.step, measured)
-    target = output or folder / f"bundle-{chosen.step:08}"
-    save_bundle(Bundle(model, tokenizer, meta), target)
-    return target
+    return Bundle(model, tokenizer, bundle_meta(config, run, chosen.step, measured))
 
 
 def bundle_meta(config: PretrainConfig, run: Run, step: int, measured: dict[str, float]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.bundle import Bundle, save_bundle
+from pipeline.bundle import Bundle, check_target, save_bundle
 from pipeline.configuration import build
 from pipeline.data.tasks import TASKS, Row
 from pipeline.evaluation.attention_maps import attention_maps
@@ -19,7 +19,8 @@ from pipeline.evaluation.ranking import BM25
 from pipeline.files import write_text
 from pipeline.model.recurrent import Recurrent
 from pipeline.terminal import print_table
-from pipeline.training import checkpoint
+from pipeline.training import checkpoint, pretraining
+from pipeline.training.checkpoint import Checkpoint
 from pipeline.training.config import FinetuneConfig
 from pipeline.training.pretraining import hand_over
 from pipeline.training.run import Run
@@ -72,21 +73,29 @@ def bundle_meta(job: TaskJob, run: Run) -> dict[str, Any]:
         "target_length": job.encoder.target_length,
         "rows_fingerprint": job.rows.fingerprint,
         "trained_on": job.config.data.train,
+        "held_out": job.rows.held_out,
         "parent": job.config.init_from,
         "run": run.path.name,
     }
 
 
-def bundle_of(folder: Path, step: int | None, output: Path | None) -> Path:
+def bundle_of(run: Run, step: int | None, output: str | None) -> Path:
     """Make a bundle of a checkpoint, the newest or that of a step, without disturbing the run."""
-    run, chosen = Run(folder), checkpoint.chosen(folder, step)
-    job = make_job(build(FinetuneConfig, [folder / "config.yaml"], {}), run)
-    job.model.load_state_dict(chosen.read()["model"])
+    chosen = checkpoint.chosen(run.path, step)
+    target = Path(output) if output else run.path / f"bundle-{chosen.step:08}"
+    check_target(target, "run", run.path.name)
+    bundle = (early_bundle if run.stage == "finetune" else pretraining.early_bundle)(run, chosen)
+    bundle.model.load_state_dict(chosen.read()["model"])
+    save_bundle(bundle, target)
+    return target
+
+
+def early_bundle(run: Run, chosen: Checkpoint) -> Bundle:
+    """What the bundle of a checkpoint is, but for the weights."""
+    job = make_job(build(FinetuneConfig, [run.path / "config.yaml"], {}), run)
     judge = f"val/{TASKS[job.config.task.name].metric}"
     measured = {"step": chosen.step, "metrics": {} if chosen.score is None else {judge: -chosen.score}}
-    target = output or folder / f"bundle-{chosen.step:08}"
-    save_bundle(Bundle(job.model, job.start.tokenizer, bundle_meta(job, run) | measured), target)
-    return target
+    return Bundle(job.model, job.start.tokenizer, bundle_meta(job, run) | measured)
 
 
 def chosen_weights(job: TaskJob, run: Run) -> dict[str, torch.Tensor]:

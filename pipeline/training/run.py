@@ -96,8 +96,9 @@ class Run:
             write_sealed(self.path / "prepared.json", {**known, **facts})
 
     def forget_material(self) -> None:
-        """Let text and rows be read again."""
-        (self.path / "prepared.json").unlink(missing_ok=True)
+        """Let text and rows be read again before it comes to training: they may be what is mended."""
+        if not self.begun:
+            (self.path / "prepared.json").unlink(missing_ok=True)
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Append a row of metrics."""
@@ -150,14 +151,14 @@ def opened(config: Any, name: str) -> Iterator[Run]:
         if not run.finished:
             write_text(run.path / "config.yaml", to_yaml(replace(config, resume=None)))
         run.diverged.unlink(missing_ok=True)
+        run.forget_material()
         try:
             yield run
-        except UserError as error:
-            if isinstance(error, Diverged):
-                write_text(run.diverged, f"{error}\n")
-            elif not run.begun:
-                run.forget_material()  # the text may be what is mended
+        except Diverged as error:
+            write_text(run.diverged, f"{error}\n")
             raise
+        finally:
+            run.forget_material()
 
 
 def default_folder(config: Any, name: str) -> Path:
@@ -176,15 +177,12 @@ def check_changes(run: Run, config: Any) -> None:
     }
     fixed = {"data.micro_batch_size"} if before.get("task.name") == "retrieval" else set()  # negatives are its others
     fatal = [words for key, words in changed.items() if key in fixed or not FREE.fullmatch(key)]
-    if not run.begun:
-        if changed:
-            run.forget_material()
-    elif fatal:
+    if fatal and run.begun:
         raise UserError(
             f"{run.path}: a run with other settings is here, and it cannot go on with {', '.join(fatal)}; "
             "choose another --run_dir"
         )
-    elif changed and not config.resume and not run.finished:
+    if changed and run.begun and not config.resume and not run.finished:
         raise UserError(
             f"{run.path}: a run with other settings is here: {', '.join(changed.values())}; go on with it by "
             f"--resume {run.path}, or choose another --run_dir"
