@@ -253,7 +253,9 @@ def main() -> None:
     parser.add_argument(
         "--recompute", action="store_true", help="ours keeps no activations inside blocks, to save memory"
     )
-    parser.add_argument("--micro_batch", type=int, default=0, help="ours takes so many sequences at a time, to save memory")
+    parser.add_argument(
+        "--micro_batch", type=int, default=0, help="ours takes so many sequences at a time, to save memory"
+    )
     parser.add_argument("--profile", action="store_true", help="show where the time of ours goes")
     arguments = parser.parse_args()
     rows, peak = [], matrix_peak()
