@@ -5,8 +5,8 @@
 The shape of benchmarks/training.py: a decoder of ours, GPT-2 of transformers, no dropout, AdamW, 16 windows of 256
 tokens from one store. Each job is a process of its own, in turn; tokens per second from the third step to the last,
 with loader, clipping and metrics; ours has a row of metrics every step and tracks with W&B (offline), the Trainer logs
-every 10 steps and compiles its model if a quarter of the steps, tried first, is then faster. The bare steps have a batch
-in memory, and no loader, clipping or metrics.
+every 10 steps and compiles its model if a quarter of the steps, tried first, is then faster. The bare steps have a
+batch in memory, and no loader, clipping or metrics.
 """
 
 import argparse

@@ -77,7 +77,7 @@ class SharedDecoding(Decoding):
         """Leave out of the cache what no sequence goes on from, which is most of what was tried."""
         length = self.cache.length
         dead_BS = ~self.own_BNS[..., :length].any(1)
-        # Those of one position stay together, the living first, so that the rows of all prompts keep the same positions.
+        # Those of one position stay together, the living first, so that all prompts keep the same positions.
         order_BS = (2 * self.positions_S[:length] + dead_BS).argsort(dim=1, stable=True)
         needed_S = ~dead_BS.gather(1, order_BS).all(0)
         kept_BS = order_BS[:, needed_S]
