@@ -44,8 +44,8 @@ bench: .venv/installed-bench
 	$(BIN)/python -m benchmarks.store --data $(NOVELS) --repeat 5
 	$(BIN)/python -m benchmarks.tokenizer $(DATA)
 	$(BIN)/python -m benchmarks.training --compile --profile
-	$(BIN)/python -m benchmarks.training --recompute --json benchmarks/results/training-recompute.json
-	$(BIN)/python -m benchmarks.generation --rounds 9 --profile
+	$(BIN)/python -m benchmarks.training --micro_batch 4 --json benchmarks/results/training-parts.json
+	$(BIN)/python -m benchmarks.generation --rounds 9 --compile --profile
 	$(BIN)/python -m benchmarks.growth $(DATA)
 	$(BIN)/python -m benchmarks.startup $(DATA)
 	for family in decoder encoder encoder-decoder; do $(BIN)/python -m benchmarks.quality $(DATA) --family $$family || exit; done

@@ -203,7 +203,8 @@ class BatchConfig:
     batch_size: int = 32
     """Windows, or rows of a task, for each optimizer step, over all devices."""
     micro_batch_size: int | None = None
-    """Windows or rows that one device computes at a time; by default its whole share of the batch."""
+    """Windows or rows that one device computes at a time: fewer take less memory, and the gradient stays the same but
+    for retrieval, whose negatives are the others; by default its whole share of the batch."""
     loader_workers: int = 0
     """Processes that make batches; 0 makes them where the model trains."""
 
