@@ -71,18 +71,6 @@ class Residual(nn.Module):
         return self.norm(x_BTC) if self.place == "post" else x_BTC
 
 
-class BlockCache:
-    """What a block has seen: its own tokens and the context."""
-
-    def __init__(self, capacity: int) -> None:
-        self.own = LayerCache(capacity)
-        self.context = LayerCache(capacity)
-
-    def reorder(self, rows: Tensor) -> None:
-        self.own.reorder(rows)
-        self.context.reorder(rows)
-
-
 class Block(nn.Module):
     """Attention to oneself, attention to a context in a decoder that has one, and the feed-forward layer."""
 
@@ -100,9 +88,11 @@ class Block(nn.Module):
         bias_HTS: Tensor | None,
         context_BSC: Tensor | None = None,
         context_seen: Visible | None = None,
-        cache: BlockCache | None = None,
+        cache: tuple[LayerCache, LayerCache] | None = None,
     ) -> Tensor:
-        x_BTC = self.attention(x_BTC, seen, None, positions, bias_HTS, cache.own if cache else None)
+        """`cache` is of its own tokens, and of the context."""
+        own_cache, context_cache = cache or (None, None)
+        x_BTC = self.attention(x_BTC, seen, None, positions, bias_HTS, own_cache)
         if self.cross is not None:
-            x_BTC = self.cross(x_BTC, context_seen, context_BSC, None, None, cache.context if cache else None)
+            x_BTC = self.cross(x_BTC, context_seen, context_BSC, None, None, context_cache)
         return self.feed_forward(x_BTC)

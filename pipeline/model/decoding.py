@@ -81,8 +81,8 @@ class SharedDecoding(Decoding):
         order_BS = (2 * self.positions_S[:length] + dead_BS).argsort(dim=1, stable=True)
         needed_S = ~dead_BS.gather(1, order_BS).all(0)
         kept_BS = order_BS[:, needed_S]
-        for block in self.cache.blocks:
-            block.own.keep_only(kept_BS)
+        for own, _ in self.cache.blocks:
+            own.keep_only(kept_BS)
         self.tidied = self.cache.length
         self.own_BNS[..., : self.tidied] = self.own_BNS.take_along_dim(kept_BS[:, None], dim=2)
         self.own_BNS[..., self.tidied :] = False

@@ -35,8 +35,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         differentiated = torch.is_grad_enabled() and self.eps is not None
         if differentiated and is_plain(x) and self.weight.dtype == torch.float32:
-            result: Tensor = Normalised.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
-            return result
+            return Normalised.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         weight = self.weight.to(x.dtype)  # in mixed precision; torch's fused kernel wants one kind of numbers
         return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 
@@ -116,8 +115,7 @@ def squared_relu(x: Tensor) -> Tensor:
     """The square of what is positive."""
     if not (is_plain(x) and torch.is_grad_enabled()):
         return F.relu(x).square()
-    result: Tensor = SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
-    return result
+    return SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
 
 
 class SquaredReLU(torch.autograd.Function):

@@ -21,9 +21,7 @@ class LanguageHead(nn.Module):
         super().__init__()
         self.scale = model.width**-0.5 if model.output_scale else 1.0
         self.cap = model.logit_soft_cap
-        self.transform: nn.Module = nn.Identity()
-        if model.head_transform:
-            self.transform = HeadTransform(model)
+        self.transform: nn.Module = HeadTransform(model) if model.head_transform else nn.Identity()
         self.output = Linear(model.width, vocab_size, bias=model.output_bias)
 
     def forward(self, states: Tensor) -> Tensor:
@@ -33,10 +31,9 @@ class LanguageHead(nn.Module):
     def loss(self, states_PC: Tensor, targets_P: Tensor, smoothing: float = 0.0) -> Tensor:
         """The summed cross entropy of positions, with gradients."""
         states_PC = self.transform(states_PC) * self.scale
-        total: Tensor = SummedLoss.apply(  # type: ignore[no-untyped-call]
+        return SummedLoss.apply(  # type: ignore[no-untyped-call]
             states_PC, self.output.weight, self.output.bias, targets_P, smoothing, self.cap
         )
-        return total
 
     @torch.no_grad()
     def losses(self, states_PC: Tensor, targets_P: Tensor) -> Tensor:

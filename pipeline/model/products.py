@@ -50,8 +50,7 @@ class Linear(nn.Linear):
             return super().forward(x)
         if not torch.is_grad_enabled():
             return linear(x, self.weight, self.bias)
-        result: Tensor = Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return result
+        return Product.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
 
 
 class Product(torch.autograd.Function):
@@ -86,8 +85,7 @@ def onednn_linear(
     x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: str = "none", kind: str = ""
 ) -> Tensor:
     """oneDNN's product, which activates what it has just computed; looked up late: a Mac's torch is without oneDNN."""
-    result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight_OI, bias_O, activation, [], kind)
-    return result
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight_OI, bias_O, activation, [], kind)
 
 
 def product_over_rows(one_RO: Tensor, other_RI: Tensor) -> Tensor:

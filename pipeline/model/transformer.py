@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import UserError
-from pipeline.model.attention import Attention, Visible, visible
-from pipeline.model.block import Block, BlockCache, FeedForward, make_norm
+from pipeline.model.attention import Attention, LayerCache, Visible, visible
+from pipeline.model.block import Block, FeedForward, make_norm
 from pipeline.model.config import Architecture
 from pipeline.model.cost import count_flops
 from pipeline.model.fast import dropped
@@ -24,12 +24,13 @@ class Cache:
     """What a decoder has seen so far, in memory allocated once."""
 
     def __init__(self, layers: int, capacity: int) -> None:
-        self.blocks = [BlockCache(capacity) for _ in range(layers)]
+        self.blocks = [(LayerCache(capacity), LayerCache(capacity)) for _ in range(layers)]
+        """Of each block its own tokens, and the context."""
         self.real_BS: Tensor | None = None
 
     @property
     def length(self) -> int:
-        return self.blocks[0].own.length
+        return self.blocks[0][0].length
 
     def extend_real(self, real_BT: Tensor | None, tokens: int) -> Tensor | None:
         """Note which of the new tokens are no padding and return that of all; None while none ever was padding."""
@@ -42,8 +43,9 @@ class Cache:
 
     def reorder(self, rows: Tensor) -> None:
         """Let row i go on from what row `rows[i]` has seen."""
-        for block in self.blocks:
-            block.reorder(rows)
+        for own, context in self.blocks:
+            own.reorder(rows)
+            context.reorder(rows)
         if self.real_BS is not None:
             self.real_BS = self.real_BS.index_select(0, rows)
 
@@ -59,10 +61,8 @@ class Memory:
 
     def select(self, rows: Tensor) -> "Memory":
         """The memory of some rows, in their order; a row may come several times."""
-        parts = (self.states_BSC, self.real_BS, self.final_BC)
-        states, real, final = (None if part is None else part.index_select(0, rows) for part in parts)
-        assert states is not None
-        return Memory(states, real, final)
+        real, final = (part if part is None else part.index_select(0, rows) for part in (self.real_BS, self.final_BC))
+        return Memory(self.states_BSC.index_select(0, rows), real, final)
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,7 @@ class Transformer(LanguageModel):
         """States of a source that sees itself in full."""
         if self.encoder is None:
             raise UserError(f"a model of family {self.architecture.family} has no encoder")
-        states = self.encoder(self.embed(ids_BS), real_BS, documents_BT=documents_BS)
-        return Memory(states, real_BS)
+        return Memory(self.encoder(self.embed(ids_BS), real_BS, documents_BT=documents_BS), real_BS)
 
     def decode(
         self,
@@ -246,8 +245,7 @@ def initialise_module(module: nn.Module, settings: Architecture) -> None:
             nn.init.normal_(module.value_mixer, std=settings.attention_rank**-0.5)
         case _:
             raise TypeError(f"no first value is known for {type(module).__name__}")
-    bias = getattr(module, "bias", None)
-    if isinstance(bias, nn.Parameter):
+    if isinstance(bias := getattr(module, "bias", None), nn.Parameter):
         nn.init.zeros_(bias)
 
 
