@@ -68,7 +68,49 @@ class Architecture:
     alignment: Alignment
 
     def __post_init__(self) -> None:
-        check(self)
+        """Refuse settings that contradict each other, in one line each."""
+        for name in (
+            "width", "heads", "kv_heads", "head_width", "feed_forward", "max_positions", "relative_clip",
+            "position_buckets", "position_distance", "attention_rank",
+        ):  # fmt: skip
+            if not 1 <= getattr(self, name) <= LARGEST:
+                raise UserError(f"model.{name}: {getattr(self, name)} must be from 1 to {LARGEST:,}")
+        for name in ("norm_epsilon", "initial_deviation"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"model.{name}: {getattr(self, name)} must not be negative")
+        if not 0 < self.rotary_base < math.inf:
+            raise UserError(f"model.rotary_base: {self.rotary_base} must be above 0")
+        for name in DROPOUTS:
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"model.{name}: {getattr(self, name)} must be from 0 up to 1")
+        if self.layers > LARGEST_DEPTH:
+            raise UserError(f"model.layers: {self.layers} must be at most {LARGEST_DEPTH:,}")
+        if min(self.encoder_layers, self.decoder_layers, self.attention_window) < 0 or not self.logit_soft_cap >= 0:
+            raise UserError("model: layers, attention_window and logit_soft_cap must not be negative")
+        sides = {"encoder": (True, False), "decoder": (False, True)}.get(self.family, (True, True))
+        if (self.encoder_layers > 0, self.decoder_layers > 0) != sides:
+            raise UserError(
+                f"model: a model of family {self.family} cannot have {self.encoder_layers} encoder and "
+                f"{self.decoder_layers} decoder layers"
+            )
+        if self.heads % self.kv_heads:
+            raise UserError(f"model.kv_heads: {self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+        if self.position == "rotary" and self.head_width % 2:
+            raise UserError(f"model.position: rotary needs an even head width, not {self.head_width}")
+        if self.position == "concatenated" and not 0 < self.position_width < self.width:
+            raise UserError(f"model.position_width: {self.position_width} must lie within the width {self.width}")
+        if self.position == "t5" and (self.position_buckets < 4 or self.position_distance <= self.position_buckets):
+            raise UserError("model.position: T5 needs at least 4 position_buckets and a larger position_distance")
+        if self.family == "recurrent" and self.position in ("relative", "t5", "rotary", "alibi"):
+            raise UserError(f"model.position: {self.position} acts on self-attention, which a recurrent model has not")
+        if self.family == "recurrent" and self.bidirectional and self.width % 2:
+            raise UserError(f"model.width: {self.width} must be even for a recurrent encoder that reads both ways")
+        if self.attention == "low_rank" and self.family in ("decoder", "recurrent"):
+            raise UserError(f"model.attention: low_rank mixes all positions, which a {self.family} must not; use dot")
+        if self.attention == "low_rank" and (self.attention_window or self.position in ("relative", "t5", "alibi")):
+            raise UserError("model.attention: low_rank has no scores between positions: no attention_window, no biases")
+        if self.attention_normalise == "none" and self.attention != "low_rank":
+            raise UserError("model.attention_normalise: none is for low_rank attention only")
 
     @property
     def layers(self) -> int:
@@ -274,49 +316,3 @@ def unused(model: Architecture, settings: ModelConfig) -> list[str]:
     named = [one.name for one in fields(settings) if getattr(settings, one.name) != one.default]
     keys = {name: "width" if name == "size" else name for name in named if name not in ("family", "preset")}
     return [name for name, key in keys.items() if getattr(model, key) != getattr(asked, key)]
-
-
-def check(model: Architecture) -> None:
-    """Refuse settings that contradict each other, in one line each."""
-    for name in (
-        "width", "heads", "kv_heads", "head_width", "feed_forward", "max_positions", "relative_clip",
-        "position_buckets", "position_distance", "attention_rank",
-    ):  # fmt: skip
-        if not 1 <= getattr(model, name) <= LARGEST:
-            raise UserError(f"model.{name}: {getattr(model, name)} must be from 1 to {LARGEST:,}")
-    for name in ("norm_epsilon", "initial_deviation"):
-        if not 0 <= getattr(model, name) < math.inf:
-            raise UserError(f"model.{name}: {getattr(model, name)} must not be negative")
-    if not 0 < model.rotary_base < math.inf:
-        raise UserError(f"model.rotary_base: {model.rotary_base} must be above 0")
-    for name in DROPOUTS:
-        if not 0 <= getattr(model, name) < 1:
-            raise UserError(f"model.{name}: {getattr(model, name)} must be from 0 up to 1")
-    if model.layers > LARGEST_DEPTH:
-        raise UserError(f"model.layers: {model.layers} must be at most {LARGEST_DEPTH:,}")
-    if min(model.encoder_layers, model.decoder_layers, model.attention_window) < 0 or not model.logit_soft_cap >= 0:
-        raise UserError("model: layers, attention_window and logit_soft_cap must not be negative")
-    sides = {"encoder": (True, False), "decoder": (False, True)}.get(model.family, (True, True))
-    if (model.encoder_layers > 0, model.decoder_layers > 0) != sides:
-        raise UserError(
-            f"model: a model of family {model.family} cannot have {model.encoder_layers} encoder and "
-            f"{model.decoder_layers} decoder layers"
-        )
-    if model.heads % model.kv_heads:
-        raise UserError(f"model.kv_heads: {model.heads} heads cannot share {model.kv_heads} key-value heads evenly")
-    if model.position == "rotary" and model.head_width % 2:
-        raise UserError(f"model.position: rotary needs an even head width, not {model.head_width}")
-    if model.position == "concatenated" and not 0 < model.position_width < model.width:
-        raise UserError(f"model.position_width: {model.position_width} must lie within the width {model.width}")
-    if model.position == "t5" and (model.position_buckets < 4 or model.position_distance <= model.position_buckets):
-        raise UserError("model.position: T5 needs at least 4 position_buckets and a larger position_distance")
-    if model.family == "recurrent" and model.position in ("relative", "t5", "rotary", "alibi"):
-        raise UserError(f"model.position: {model.position} acts on self-attention, which a recurrent model has not")
-    if model.family == "recurrent" and model.bidirectional and model.width % 2:
-        raise UserError(f"model.width: {model.width} must be even for a recurrent encoder that reads both ways")
-    if model.attention == "low_rank" and model.family in ("decoder", "recurrent"):
-        raise UserError(f"model.attention: low_rank mixes all positions, which a {model.family} must not; use dot")
-    if model.attention == "low_rank" and (model.attention_window or model.position in ("relative", "t5", "alibi")):
-        raise UserError("model.attention: low_rank has no scores between positions: no attention_window, no biases")
-    if model.attention_normalise == "none" and model.attention != "low_rank":
-        raise UserError("model.attention_normalise: none is for low_rank attention only")
