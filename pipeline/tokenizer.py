@@ -104,8 +104,7 @@ class Tokenizer:
 
     def id(self, role: Role) -> int:
         """The id of the special token with this role, which must be there."""
-        number = self.find(role)
-        if number is None:
+        if (number := self.find(role)) is None:
             names = ", ".join(NAMES[role])
             raise UserError(f"the tokenizer has no {role} token (none of {names}); use a tokenizer that has one")
         return number
@@ -115,6 +114,11 @@ class Tokenizer:
         """What a decoder reads first: the begin token, or padding where there is none, as in T5."""
         begin = self.find("begin")
         return self.id("pad") if begin is None else begin
+
+    @property
+    def pad(self) -> int:
+        """What fills up sequences; where there is no padding anything does, since nothing looks at it."""
+        return self.find("pad") or 0
 
     def tag(self, tag: str) -> int:
         """The id of a language or task tag, such as <de>."""
@@ -199,23 +203,11 @@ def pieces(text: str) -> Iterator[str]:
 class Measure:
     """How a tokenizer does on a text."""
 
-    bytes: int
-    words: int
     tokens: int
-    unknown: int
-
-    @property
-    def bytes_per_token(self) -> float:
-        return self.bytes / max(self.tokens, 1)
-
-    @property
-    def fertility(self) -> float:
-        """Tokens for each word between blanks."""
-        return self.tokens / max(self.words, 1)
-
-    @property
-    def unknown_share(self) -> float:
-        return self.unknown / max(self.tokens, 1)
+    bytes_per_token: float
+    fertility: float
+    """Tokens for each word between blanks."""
+    unknown_share: float
 
 
 def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> Measure:
@@ -233,7 +225,7 @@ def weigh(tokenizer: Tokenizer, counted: Iterable[tuple[str, int]]) -> Measure:
         words += count * len(piece.split())
         tokens += count * len(ids)
         unknown += count * sum(number == unknown_id for number in ids)
-    return Measure(size, words, tokens, unknown)
+    return Measure(tokens, size / max(tokens, 1), tokens / max(words, 1), unknown / max(tokens, 1))
 
 
 def describe(tokenizer: Tokenizer, config: TokenizerConfig, measured: Measure) -> dict[str, Any]:

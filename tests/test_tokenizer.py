@@ -561,7 +561,7 @@ def test_a_tokenizer_like_that_of_gpt2(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert list(tokenizer.pieces(text)) == [text]
     assert tokenizer.token_bytes()[tokenizer.encode(text)].sum() == len(text)
-    assert measure(tokenizer, [text]).unknown == 0
+    assert measure(tokenizer, [text]).unknown_share == 0
 
 
 def test_a_tokenizer_like_that_of_t5(tmp_path: Path) -> None:

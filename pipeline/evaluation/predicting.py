@@ -74,8 +74,7 @@ class Predictor:
         return np.array(found, np.float32).reshape(len(texts), self.model.architecture.width)
 
     def batch(self, examples: list[Example]) -> Batch:
-        pad, device = self.encoder.tokenizer.find("pad") or 0, next(self.model.parameters()).device
-        return collate(examples, pad=pad).to(device)
+        return collate(examples, self.encoder.tokenizer.pad).to(next(self.model.parameters()).device)
 
     def write(self, rows: list[Row]) -> list[str]:
         questions = [self.encoder.question(row) for row in rows]
@@ -83,8 +82,7 @@ class Predictor:
         memory = encode(self.model, sources) if sources else None
         prompts = [prompt for _, prompt in questions]
         tokenizer = self.encoder.tokenizer
-        end = tokenizer.id("end")
-        written = generate(self.model, prompts, self.generation, end=end, memory=memory, answer=True)
+        written = generate(self.model, prompts, self.generation, end=tokenizer.id("end"), memory=memory, answer=True)
         return [tokenizer.decode(sequences[0].ids).strip() for sequences in written]
 
     def score(self, rows: Sequence[Row], predictions: Sequence[Any]) -> metrics.Score:

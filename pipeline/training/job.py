@@ -38,18 +38,12 @@ class Job:
     total_steps: int
 
     @cached_property
-    def pad(self) -> int:
-        return self.tokenizer.find("pad") or 0
-
-    @cached_property
     def examples(self) -> PretrainExamples:
         """Training examples by step, epoch and window."""
-        config = self.config
-        windows = self.windows("train")
+        config, family = self.config, self.config.model.family
         vocabulary = Vocabulary.of(self.tokenizer)
-        family = config.model.family
         objective = replace(config.objective, name=config.objective.name or OBJECTIVES[family][0])
-        return PretrainExamples(windows, family, objective, vocabulary, config.seed, self.total_steps)
+        return PretrainExamples(self.windows("train"), family, objective, vocabulary, config.seed, self.total_steps)
 
     @cached_property
     def grams(self) -> Grams:
@@ -60,10 +54,9 @@ class Job:
         return Windows(self.store.stream(split), data.sequence_length, within_documents=data.within_documents)
 
     def held_out(self, split: Split, objective: ObjectiveConfig) -> HeldOut:
-        count = self.config.trainer.validation_samples
-        examples = self.examples
-        windows = self.windows(split)
-        return HeldOut(windows, examples.family, objective, examples.vocabulary, spread(len(windows), count))
+        examples, windows = self.examples, self.windows(split)
+        chosen = spread(len(windows), self.config.trainer.validation_samples)
+        return HeldOut(windows, examples.family, objective, examples.vocabulary, chosen)
 
     def training(self) -> Training:
         """The LightningModule."""
@@ -98,18 +91,17 @@ class Job:
 
     def objective_words(self) -> str:
         """The objective's name, or those of a schedule in order."""
-        objective = self.examples.objective
-        return " then ".join(objective.schedule) if objective.schedule else str(objective.name)
+        return " then ".join(self.config.objective.names(self.config.model.family))
 
     def first_batch(self) -> Batch:
         """The first micro-batch of the run."""
         keys = self.share.parts(self.steps.keys(0), self.steps.batch_size)[0]
-        return collate([self.examples[key] for key in keys or [(0, 0, 0)]], self.pad)
+        return collate([self.examples[key] for key in keys or [(0, 0, 0)]], self.tokenizer.pad)
 
     def loader(self, start: int) -> DataLoader[Example]:
         """Micro-batches of this process from a step on."""
-        workers = self.config.data.loader_workers
-        return train_loader(self.examples, self.steps, self.share, range(start, self.total_steps), self.pad, workers)
+        span, pad = range(start, self.total_steps), self.tokenizer.pad
+        return train_loader(self.examples, self.steps, self.share, span, pad, self.config.data.loader_workers)
 
     def memory(self, batch: Batch) -> float:
         """Bytes of weights, gradients, optimizer state and activations of a process; the libraries come on top."""

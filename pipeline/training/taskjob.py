@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,10 +64,6 @@ class TaskJob:
     def model(self) -> Model:
         return self.start.model
 
-    @cached_property
-    def pad(self) -> int:
-        return self.start.tokenizer.find("pad") or 0
-
     @property
     def kind(self) -> Kind:
         return TASKS[self.config.task.name].kind
@@ -124,19 +119,20 @@ class TaskJob:
 
     def loader(self, start: int) -> DataLoader[Example]:
         """Micro-batches of this process from a step on."""
-        span = range(start, self.total_steps)
-        return train_loader(self.examples, self.steps, self.share, span, self.pad, self.config.data.loader_workers)
+        span, pad = range(start, self.total_steps), self.start.tokenizer.pad
+        return train_loader(self.examples, self.steps, self.share, span, pad, self.config.data.loader_workers)
 
     def validate(self, module: Training) -> dict[str, float]:
         """Loss and metrics on validation rows, spread evenly; every row once over all processes."""
         chosen = spread(len(self.rows.validation), self.config.trainer.validation_samples)
         rows = [self.rows.validation[number] for number in chosen]
         rank, processes, size = self.share.rank, self.share.processes, self.measured_batch
+        pad = self.start.tokenizer.pad
         sums = np.zeros(2)
         module.network.eval()
         with torch.no_grad(), module.trainer.precision_plugin.forward_context():
             for start in range(rank * size, len(rows), processes * size):  # the same batches, whoever computes them
-                batch = collate([self.encoder.example(row) for row in rows[start : start + size]], self.pad)
+                batch = collate([self.encoder.example(row) for row in rows[start : start + size]], pad)
                 losses_P = module.network(batch.to(module.device), each=True)
                 sums += (float(losses_P.cpu().double().sum()), len(losses_P))
             own = self.predictor.predict(rows[rank::processes], self.index(rows[0].documents))

@@ -43,7 +43,7 @@ def measure(job: Job, module: Training, split: Split, objective: ObjectiveConfig
     network = module.network
     network.eval()
     with torch.no_grad(), module.trainer.precision_plugin.forward_context():
-        for batch in examples.batches(job.share, job.pad):
+        for batch in examples.batches(job.share, job.tokenizer.pad):
             wanted_BT = batch.targets_BT != IGNORED
             targets_P = batch.targets_BT[wanted_BT]
             halves_B = wanted_BT.sum(1) // 2 if objective.name == "causal" else torch.zeros(len(wanted_BT))

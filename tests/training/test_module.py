@@ -156,7 +156,7 @@ def test_the_loss_is_the_cross_entropy_of_full_logits(
     each = module.network(batch, each=True)
     assert len(each) == batch.loss_positions and float(each.sum()) == pytest.approx(float(expected), rel=1e-5)
 
-    nothing = module.network(collate([], pad=job.pad, like=job.examples[0, 0, 0]))
+    nothing = module.network(collate([], pad=job.tokenizer.pad, like=job.examples[0, 0, 0]))
     zeros = torch.autograd.grad(nothing, parameters)  # fails for a weight that took no part
     assert float(nothing) == 0 and all(not gradient.any() for gradient in zeros)
 
@@ -332,7 +332,7 @@ def test_a_run_is_the_plain_loop_that_everybody_would_write(
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-4)
     logged = [row for row in rows(run) if "train/loss" in row]
     for step in range(14):
-        batch = collate([job.examples[key] for key in job.steps.keys(step)], job.pad)
+        batch = collate([job.examples[key] for key in job.steps.keys(step)], job.tokenizer.pad)
         logits = full_logits(model, batch)
         loss = F.cross_entropy(logits.flatten(0, 1), batch.targets_BT.flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
@@ -614,7 +614,7 @@ def test_every_validation_example_comes_once_over_all_processes(
     """And every process computes equally many batches: where weights are cut into parts, all must take part."""
     job = made(novels, folder, family="decoder", trainer__validation_samples=samples)
     examples = job.held_out("validation", job.examples.objective)
-    shares = [list(examples.batches(Share(rank, processes, 2), job.pad)) for rank in range(processes)]
+    shares = [list(examples.batches(Share(rank, processes, 2), job.tokenizer.pad)) for rank in range(processes)]
     read = sorted(tuple(row) for batches in shares for batch in batches if batch.samples for row in batch_rows(batch))
     assert read == sorted(tuple(examples.example(number).targets.tolist()) for number in examples.numbers)
     assert len({len(batches) for batches in shares}) == 1
