@@ -137,5 +137,4 @@ def result_of(cell: Cell) -> dict[str, Any] | None:
 
 def metric_of(result: dict[str, Any]) -> str:
     """The metric that a task is judged by."""
-    task: Any = result["task"]["name"]
-    return TASKS[task].metric
+    return TASKS[result["task"]["name"]].metric

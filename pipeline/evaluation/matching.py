@@ -29,8 +29,7 @@ def cost_of(model: Architecture, vocab_size: int, window: int, objective: Object
     if model.family == "recurrent":
         return recurrent_cost(model, vocab_size, source, target, predicted)
     counted = count_parameters(model, vocab_size)
-    flops = count_flops(model, vocab_size, source, target, predicted).training
-    return Cost(counted.blocks, counted.total, flops)
+    return Cost(counted.blocks, counted.total, count_flops(model, vocab_size, source, target, predicted).training)
 
 
 def lengths(model: Architecture, window: int, objective: ObjectiveConfig) -> tuple[int, int, int]:
@@ -82,8 +81,7 @@ def matched(
     counts = range(max(least, blocks - 2), blocks + 3)
     for unit in FEED_FORWARD_UNITS:
         near = [(count, width) for count in counts for width in range(unit, 8 * decoder.width + 1, unit)]
-        close = [pair for pair in near if abs(error(*pair)) <= WITHIN]
-        if close:
+        if close := [pair for pair in near if abs(error(*pair)) <= WITHIN]:
             break
     close = close or [min(near, key=lambda pair: abs(error(*pair)))]
     best = min(close, key=lambda pair: (abs(pair[1] - usual), abs(error(*pair))))  # a shape most like the reference's

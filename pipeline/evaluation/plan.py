@@ -70,8 +70,7 @@ def read_base(config: StudyConfig, options: dict[str, str]) -> PretrainConfig:
         given |= {"data.corpus": "[planned]"}
         given |= {key: word for key, word in config.task_options.items() if key.startswith("model.")}
     given |= {key: word for key, word in options.items() if key.startswith(("model.", "objective."))}
-    base: PretrainConfig = read_settings("pretrain", tuple(config.pretrain), tuple(given.items()))
-    return base
+    return read_settings("pretrain", tuple(config.pretrain), tuple(given.items()))
 
 
 @cache

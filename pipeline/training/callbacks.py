@@ -28,7 +28,7 @@ from pipeline.training.run import Run
 from pipeline.training.tracking import Tracker
 
 Measure = Callable[[], dict[str, float]]
-Routines = Sequence[tuple[int, Measure]]  # every so many steps, and at the end; never if 0
+Routines = Sequence[tuple[int, Measure]]  # every so many steps, and at the end, by process 0; never if 0
 
 
 class Keeper(pl.Callback):
@@ -102,7 +102,8 @@ class Keeper(pl.Callback):
                 words = ", ".join(f"{key} {value:.4f}" for key, value in self.measured.items())
                 note(f"step {done.step:,}: {words}")
         done.ended = last
-        for every, routine in self.routines:
+        alone = trainer.is_global_zero and not module.sharded  # a part of a model cannot write
+        for every, routine in self.routines if alone else ():
             if every and (done.step % every == 0 or last):
                 self.write(trainer, done, routine())
         is_best = self.validated_at == done.step and done.stale == 0

@@ -44,10 +44,9 @@ class Checkpoint:
         if file_hash(self.path) != self.sha256:
             raise UserError(f"{self.path}: damaged, its checksum differs")
         try:
-            state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
+            return torch.load(self.path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a file that is no checkpoint
             raise UserError(f"{self.path}: no checkpoint of tensors and plain numbers") from error
-        return state
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:

@@ -189,7 +189,8 @@ class Training(pl.LightningModule):
         loss, count, tokens, computed, flops, stopping = self.over_all_processes(own)
         gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
         scale = self.positions * self.accumulation * self.trainer.world_size / max(count, 1)
-        norm = total_norm(gradients) * scale
+        whole = torch.nn.utils.get_total_norm(gradients)
+        norm = float(whole.full_tensor() if isinstance(whole, DTensor) else whole) * scale
         done = self.progress
         done.tokens, done.tokens_computed = done.tokens + int(tokens), done.tokens_computed + int(computed)
         done.tokens_loss, done.flops = done.tokens_loss + int(count), done.flops + flops
@@ -222,11 +223,6 @@ class Training(pl.LightningModule):
 def mixed(*numbers: int) -> int:
     """One seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
-
-
-def total_norm(gradients: list[Tensor]) -> float:
-    norm = torch.nn.utils.get_total_norm(gradients)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def training_flops(model: Model, batch: Batch) -> float:

@@ -212,8 +212,7 @@ def start_tracking(job: Job, run: Run) -> tracking.Tracker:
     if config.init_from and (Path(config.init_from) / "meta.json").is_file():
         inputs.append(bundle_input(read_json(Path(config.init_from) / "meta.json")))
     tracker = tracking.start(config.tracking, run.path, asdict(config), facts, inputs, enabled=rank() == 0)
-    manifest = job.store.path / MANIFEST
-    tracker.artifact("corpus", "corpus", [manifest], aliases=[job.store.corpus])
+    tracker.artifact("corpus", "corpus", [job.store.path / MANIFEST], aliases=[job.store.corpus])
     tracker.artifact("tokenizer", "tokenizer", run.path / "tokenizer", aliases=[job.tokenizer.fingerprint])
     return tracker
 

@@ -107,8 +107,7 @@ def chosen_weights(job: TaskJob, run: Run) -> dict[str, torch.Tensor]:
         return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
     judged = [one for one in saved if one.score is not None] or saved
     best = min(judged, key=lambda one: (one.score if one.score is not None else 0.0, one.step))
-    weights: dict[str, torch.Tensor] = best.read()["model"]
-    return weights
+    return best.read()["model"]
 
 
 def baseline(job: TaskJob, rows: list[Row]) -> Score | None:
@@ -133,8 +132,7 @@ def print_scores(job: TaskJob, table: list[tuple[str, Score, Score | None]]) -> 
         whole = {key: value for key, value in score.metrics.items() if not key.startswith(BY_LENGTH)}
         rows = [(key, value, *([beside.metrics[key]] if beside else [])) for key, value in whole.items()]
         print_table(f"{task}, {split}", header, rows)
-    lengths = {key for _, score, _ in table for key in score.metrics if key.startswith(BY_LENGTH)}
-    if lengths:
+    if lengths := {key for _, score, _ in table for key in score.metrics if key.startswith(BY_LENGTH)}:
         header = ("length", *(f"{split} exact_match" for split, _, _ in table))
         by_length = [
             (int(key.removeprefix(BY_LENGTH)), *(score.metrics.get(key, "-") for _, score, _ in table))
@@ -150,8 +148,7 @@ def show(
     job: TaskJob, split: str, rows: list[Row], predictions: list[Any], run: Run, tracker: Tracker, step: int
 ) -> None:
     """Write samples, or of classes the surest mistakes and the confusion matrix, to files and to the tracker."""
-    name = "mistakes" if job.kind == "classification" else "samples"
-    shown = mistakes if job.kind == "classification" else answers
+    name, shown = ("mistakes", mistakes) if job.kind == "classification" else ("samples", answers)
     samples = shown(job, rows, predictions)[:SHOWN]
     header = SAMPLE_HEADER[: len(samples[0])] if samples else SAMPLE_HEADER
     lines = [json.dumps(dict(zip(header, sample, strict=True)), ensure_ascii=False) + "\n" for sample in samples]

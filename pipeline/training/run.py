@@ -126,8 +126,7 @@ class Run:
         whole = path.read_bytes().count(b"\n") if path.is_file() else 0
         if whole > len(self.rows()):
             warn(f"{path}: damaged, {whole - len(self.rows())} rows are left out")
-        kept = [json.dumps(row) + "\n" for row in self.rows() if row["step"] <= step]
-        write_text(path, "".join(kept))
+        write_text(path, "".join(json.dumps(row) + "\n" for row in self.rows() if row["step"] <= step))
 
 
 @contextmanager

@@ -39,8 +39,7 @@ def write_samples(
 
 def sample(model: Model, tokenizer: Tokenizer, example: Example) -> tuple[Row, Integers]:
     """What is given, what the model writes, and what stood there."""
-    targets = example.targets[example.targets != IGNORED]
-    original = tokenizer.decode(targets, skip_special=False)
+    original = tokenizer.decode(example.targets[example.targets != IGNORED], skip_special=False)
     if example.inputs is None:
         assert example.source is not None
         guesses = fill(model, example)

@@ -13,7 +13,7 @@ from pipeline.evaluation.attention_maps import attention_maps
 from pipeline.terminal import warn
 from pipeline.training.job import Job
 from pipeline.training.module import Training
-from pipeline.training.run import Run, rank
+from pipeline.training.run import Run
 from pipeline.training.samples import write_samples
 from pipeline.training.tracking import Tracker
 
@@ -26,8 +26,7 @@ def validate(job: Job, module: Training) -> dict[str, float]:
     objective = current(job.examples.objective, 1.0)
     metrics: dict[str, float] = {}
     if objective.name == "hybrid":
-        masked = measure(job, module, "validation", replace(objective, name="masked"))
-        metrics["val/masked_loss"] = masked["val/loss"]
+        metrics["val/masked_loss"] = measure(job, module, "validation", replace(objective, name="masked"))["val/loss"]
         objective = replace(objective, name="causal")
     metrics |= measure(job, module, "validation", objective)
     metrics["val/gap"] = metrics["val/loss"] - measure(job, module, "train", objective)["val/loss"]
@@ -66,8 +65,6 @@ def measure(job: Job, module: Training, split: Split, objective: ObjectiveConfig
 
 def take_samples(job: Job, module: Training, run: Run, tracker: Tracker) -> dict[str, float]:
     """Write what the model makes of held-out text, to a file and to the tracker; warn when it only copies."""
-    if rank() != 0 or module.sharded:  # a part of a model cannot write
-        return {}
     step, examples = module.progress.step, shown_examples(job)
     metrics = write_samples(module.model, job.tokenizer, examples, job.grams, run, step, tracker)
     if metrics.get("val/copy_rate", 0) > COPIED:
@@ -77,8 +74,6 @@ def take_samples(job: Job, module: Training, run: Run, tracker: Tracker) -> dict
 
 def show_attention(job: Job, module: Training, run: Run, tracker: Tracker) -> dict[str, float]:
     """Draw where the model looks in the beginning of a held-out text."""
-    if rank() != 0 or module.sharded:
-        return {}
     examples, step = shown_examples(job), module.progress.step
     example = examples.example(examples.numbers[0])
     source, target = (None if ids is None else ids[:SHOWN_TOKENS].tolist() for ids in (example.source, example.inputs))
