@@ -54,7 +54,8 @@ def save_bundle(bundle: Bundle, folder: Path) -> None:
         del weights["head.output.weight"]  # the same memory as the embedding
     with replacing(folder / WEIGHTS) as temporary:
         save_file(weights, temporary, {"format": "pt"})
-    write_text(folder / CONFIG, to_yaml(BundleConfig(model=settings_of(bundle.model))))
+    written = ModelConfig(**dataclasses.asdict(bundle.model.architecture))  # in full: no later preset can change it
+    write_text(folder / CONFIG, to_yaml(BundleConfig(model=written)))
     write_text(folder / TOKENIZER, bundle.tokenizer.text)
     meta = bundle.tokenizer.meta | bundle.meta | {
         "bundle_format": FORMAT,
@@ -124,11 +125,6 @@ def make_model(architecture: Architecture, vocab_size: int) -> Model:
     """A new model of any family."""
     family = Recurrent if architecture.family == "recurrent" else Transformer
     return family(architecture, vocab_size)
-
-
-def settings_of(model: Model) -> ModelConfig:
-    """A model's config with every setting written out, so that no later preset can change it."""
-    return ModelConfig(**dataclasses.asdict(model.architecture))
 
 
 def versions() -> dict[str, str]:

@@ -211,12 +211,10 @@ def suggestion(word: str, candidates: list[str]) -> str:
 
 def explain(message: str, known: Fields, places: Mapping[str, Place]) -> str:
     """One line from what jsonargparse says in several."""
-    missing = re.search(r"arguments are required: (.+)", message)
-    if missing:
+    if missing := re.search(r"arguments are required: (.+)", message):
         names = missing[1].split(", ")
         return f"{names[0]}: required; give it as --{names[0]}, or in a --config file"
-    named = re.search(r'key "([\w.]+)"', message)
-    if not named:
+    if not (named := re.search(r'key "([\w.]+)"', message)):
         return " ".join(message.split())
     key = named[1]
     kind = known.get(key, Any)

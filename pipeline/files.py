@@ -33,8 +33,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         flush_folder(path.parent)
     except Exception as error:
-        refused = refusal_in(error)
-        if refused is None:
+        if (refused := refusal_in(error)) is None:
             raise
         refused.filename = refused.filename or str(path)  # a full disk does not say where
         raise refused from error

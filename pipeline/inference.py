@@ -130,10 +130,8 @@ class Loaded:
             return self.predictor(batch_size)
         if model.architecture.family not in TRANSFORMERS:
             raise UserError(f"{self.folder}: a recurrent model makes no embeddings; use {' or '.join(TRANSFORMERS)}")
-        limit = model.architecture.longest or READ_TOKENS + 2
-        encoder = Encoder(
-            TaskConfig(name="retrieval"), model.architecture, bundle.tokenizer, [], min(READ_TOKENS, limit - 2), 0
-        )
+        length = min(READ_TOKENS, (model.architecture.longest or READ_TOKENS + 2) - 2)
+        encoder = Encoder(TaskConfig(name="retrieval"), model.architecture, bundle.tokenizer, [], length, 0)
         return Predictor(model, encoder, "mean", GenerationConfig(), batch_size)
 
 

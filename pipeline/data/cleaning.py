@@ -56,8 +56,7 @@ def decode(data: bytes, notes: Notes) -> str | None:
         if data.startswith(mark):
             notes.encoding = encoding
             return replacing_errors(data[len(mark) :], encoding, notes)
-    guess = wide_encoding(data)
-    if guess:
+    if guess := wide_encoding(data):
         notes.encoding = guess
         return replacing_errors(data, guess, notes)
     if looks_binary(data):

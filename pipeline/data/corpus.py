@@ -140,8 +140,11 @@ def examine_all(config: CorpusConfig) -> list[Finding]:
         for batch in parallel_map(examine_batch, batches(sources(config)), config.workers):
             findings += batch
             advance(len(batch))
-    for finding in findings:
-        report_encoding(finding.entry)
+    for entry in (finding.entry for finding in findings if not finding.entry.dropped):
+        if entry.notes.encoding != "utf-8":
+            warn(f"{entry.name}: not UTF-8, read as {entry.notes.encoding}")
+        if entry.notes.replaced:
+            warn(f"{entry.name}: {entry.notes.replaced} bytes that are no {entry.notes.encoding}, shown as U+FFFD")
     return findings
 
 
@@ -178,15 +181,6 @@ def examine(source: Source) -> Finding:
 
 def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def report_encoding(entry: Entry) -> None:
-    if entry.dropped:
-        return
-    if entry.notes.encoding != "utf-8":
-        warn(f"{entry.name}: not UTF-8, read as {entry.notes.encoding}")
-    if entry.notes.replaced:
-        warn(f"{entry.name}: {entry.notes.replaced} bytes that are no {entry.notes.encoding}, shown as U+FFFD")
 
 
 # --- What is used ------------------------------------------------------------------------------------------------
@@ -288,8 +282,7 @@ def tail_boundary(text: str) -> int:
     """Where the last part of a document begins: after the next line, the next word, or the word before."""
     start = int(len(text) * (1 - TAIL_SHARE))
     for separator in ("\n", " "):
-        end = text.find(separator, start, len(text) - 1)
-        if end >= 0:
+        if (end := text.find(separator, start, len(text) - 1)) >= 0:
             return end + 1
     return max(text.rfind(separator, 0, start) for separator in ("\n", " ")) + 1
 

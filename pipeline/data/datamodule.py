@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ class Steps:
     def keys(self, step: int) -> list[Key]:
         """The samples of one step."""
         epoch, place = divmod(step, self.per_epoch)
-        order = cached_order(self.samples, self.seed, epoch)
+        order = epoch_order(self.samples, self.seed, epoch)
         chosen = order[place * self.batch_size : (place + 1) * self.batch_size]
         return [(step, epoch, int(sample)) for sample in chosen]
 
@@ -89,14 +89,9 @@ class TokenSteps:
         epoch, place = divmod(step, self.per_epoch)
         if epoch not in self.sorted:
             self.sorted.clear()
-            self.sorted[epoch] = self.similar(cached_order(len(self.parts), self.seed, epoch))
-        number = int(cached_order(self.per_epoch, self.seed + 1, epoch)[place])
+            self.sorted[epoch] = self.similar(epoch_order(len(self.parts), self.seed, epoch))
+        number = int(epoch_order(self.per_epoch, self.seed + 1, epoch)[place])
         return [(step, epoch, int(row)) for row in self.sorted[epoch][self.cuts[number] : self.cuts[number + 1]]]
-
-
-@lru_cache(maxsize=4)
-def cached_order(count: int, seed: int, epoch: int) -> Integers:
-    return epoch_order(count, seed, epoch)
 
 
 @dataclass(frozen=True)

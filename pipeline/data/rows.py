@@ -21,6 +21,8 @@ from pipeline.data.tasks import TASKS, Row
 from pipeline.errors import UserError
 from pipeline.terminal import note, warn
 
+ROLES = ("source", "target", "label", "references")  # of the columns of a table
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -109,7 +111,7 @@ def row_maker(task: TaskConfig, choose: str, answers: bool = True) -> Callable[[
     """What makes a row of a task from the columns of a table, by the user's own function where there is one."""
     if task.function is None:
         return partial(as_row, task=task, names=column_names(task), answers=answers, choose=choose)
-    change, names = own_function(task.function), {name: name for name in ("source", "target", "label", "references")}
+    change, names = own_function(task.function), {role: role for role in ROLES}
 
     def make(columns: Columns) -> Row:
         try:
@@ -161,12 +163,7 @@ def as_row(columns: Columns, task: TaskConfig, names: dict[str, str], answers: b
 
 def column_names(task: TaskConfig) -> dict[str, str]:
     """Which column holds what: as the settings say, else as the task has it."""
-    given = {
-        "source": task.source_column,
-        "target": task.target_column,
-        "label": task.label_column,
-        "references": task.references_column,
-    }
+    given = {role: getattr(task, f"{role}_column") for role in ROLES}
     return TASKS[task.name].columns | {name: column for name, column in given.items() if column}
 
 

@@ -176,7 +176,6 @@ def read_shard(path: Path) -> Shard:
     if id_bytes not in (2, 4):
         raise UserError(f"{path}: ids of {id_bytes} bytes, expected 2 or 4; {MEND}")
     shard = Shard(path, id_bytes, tokens, documents, names_bytes, tokenizer.hex(), sha256.hex())
-    size = path.stat().st_size
-    if size != shard.file_bytes:
+    if (size := path.stat().st_size) != shard.file_bytes:
         raise UserError(f"{path}: {size:,} bytes long, its header says {shard.file_bytes:,}; {MEND}")
     return shard

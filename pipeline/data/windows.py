@@ -1,6 +1,7 @@
 """Windows: a stream of tokens cut into pieces of one length, each token once an epoch."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class Windows:
         return start, min(start + self.length, int(self.pieces[piece + 1]))
 
 
+@lru_cache(maxsize=4)
 def epoch_order(count: int, seed: int, epoch: int) -> Integers:
     """The order in which an epoch visits `count` samples: a function of seed and epoch, of nothing else."""
     return np.random.default_rng((seed, epoch)).permutation(count)
