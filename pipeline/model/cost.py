@@ -31,7 +31,8 @@ def count_parameters(model: Architecture, vocab_size: int) -> Parameters:
     norms = norm * (2 if model.norm_place == "both" else 1)
     layer = attention_parameters(model, causal=False) + norms
     causal = attention_parameters(model, causal=True) + norms
-    feed_forward = feed_forward_parameters(model) + norms
+    inputs = model.feed_forward * (2 if "glu" in model.activation else 1)
+    feed_forward = model.width * (inputs + model.feed_forward) + (inputs + model.width) * model.bias + norms
     cross = layer if model.family == "encoder-decoder" else 0
     blocks = model.encoder_layers * (layer + feed_forward) + model.decoder_layers * (causal + cross + feed_forward)
     sides = (model.encoder_layers > 0) + (model.decoder_layers > 0)
@@ -55,11 +56,6 @@ def attention_parameters(model: Architecture, causal: bool) -> int:
     if model.attention == "low_rank" and not causal:
         count += 2 * model.attention_rank * model.max_positions
     return count
-
-
-def feed_forward_parameters(model: Architecture) -> int:
-    inputs = model.feed_forward * (2 if "glu" in model.activation else 1)
-    return model.width * (inputs + model.feed_forward) + (inputs + model.width) * model.bias
 
 
 def position_parameters(model: Architecture, sides: int) -> int:

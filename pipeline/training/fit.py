@@ -17,7 +17,7 @@ from pipeline.training import checkpoint
 from pipeline.training.callbacks import Keeper, requeued
 from pipeline.training.config import TrainerConfig
 from pipeline.training.module import Progress, Retriever, Training
-from pipeline.training.run import Run, rank
+from pipeline.training.run import rank
 
 
 def fit(module: Training, loader: Callable[[int], DataLoader[Any]], keeper: Keeper) -> dict[str, float]:
@@ -42,8 +42,10 @@ def fit(module: Training, loader: Callable[[int], DataLoader[Any]], keeper: Keep
     trainer = make_trainer(module, keeper)
     with one_line_memory_errors(module):
         trainer.fit(module, loader(start))
-    if not module.progress.ended:
-        leave(keeper, run)
+    if not module.progress.ended:  # it was told to stop, and was saved; one process speaks for all
+        if rank() == 0:
+            note(f"stopped and saved; go on with: triptych {run.stage} --resume {run.path}")
+        raise Stopped(requeued=rank() != 0 or requeued(keeper.stopped_by))
     return keeper.measured
 
 
@@ -81,13 +83,6 @@ def make_trainer(module: Training, keeper: Keeper) -> pl.Trainer:
         )
     except Exception as error:  # whatever Lightning makes of the settings
         raise UserError(f"trainer: {str(error).splitlines()[0]}") from error
-
-
-def leave(keeper: Keeper, run: Run) -> None:
-    """End a run that was told to stop, and was saved; one process speaks for all."""
-    if rank() == 0:
-        note(f"stopped and saved; go on with: triptych {run.stage} --resume {run.path}")
-    raise Stopped(requeued=rank() != 0 or requeued(keeper.stopped_by))
 
 
 def check_devices(trainer: TrainerConfig) -> None:
