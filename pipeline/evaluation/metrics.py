@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.evaluation.statistics import influences
+from pipeline.evaluation.statistics import Numbers, influences
 
-Numbers = npt.NDArray[np.float64]
 BY_LENGTH = "exact_match_length_"
 Answers = Sequence[Sequence[str]]  # for each prediction all texts that are right
 

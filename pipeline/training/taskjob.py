@@ -76,11 +76,8 @@ class TaskJob:
 
     @property
     def predictor(self) -> Predictor:
-        return Predictor(self.model, self.encoder, self.pooling, self.config.generation, self.measured_batch)
-
-    @property
-    def measured_batch(self) -> int:
-        return self.config.data.micro_batch_size or MEASURED
+        batch_size = self.config.data.micro_batch_size or MEASURED
+        return Predictor(self.model, self.encoder, self.pooling, self.config.generation, batch_size)
 
     def training(self) -> Training:
         """The LightningModule."""
@@ -126,7 +123,7 @@ class TaskJob:
         """Loss and metrics on validation rows, spread evenly; every row once over all processes."""
         chosen = spread(len(self.rows.validation), self.config.trainer.validation_samples)
         rows = [self.rows.validation[number] for number in chosen]
-        rank, processes, size = self.share.rank, self.share.processes, self.measured_batch
+        rank, processes, size = self.share.rank, self.share.processes, self.predictor.batch_size
         pad = self.start.tokenizer.pad
         sums = np.zeros(2)
         module.network.eval()
