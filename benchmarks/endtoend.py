@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -148,11 +149,12 @@ def material(folder: Path, steps: int) -> tuple[Job, list[Batch]]:
     return job, list(islice(job.loader(0), steps))
 
 
-TRAINERS = {
+Work = Callable[[Path, int], float]
+TRAINERS: dict[str, Work] = {
     "transformers' Trainer": their_job,
     "transformers' Trainer, compiled": partial(their_job, compiled=True),
 }
-JOBS = {"triptych pretrain": our_job, "our bare steps": bare_job, **TRAINERS}
+JOBS: dict[str, Work] = {"triptych pretrain": our_job, "our bare steps": bare_job, **TRAINERS}
 
 if __name__ == "__main__":
     main()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from pipeline.training.run import Run
 from tests.training.jobs import arguments, write_novels
 from tests.training.test_finetune import reviews, words, write_rows
 
-SHORT = {"trainer__max_steps": 2, "trainer__save_every": 1, "tracking__samples_every": 0}
+SHORT: dict[str, Any] = {"trainer__max_steps": 2, "trainer__save_every": 1, "tracking__samples_every": 0}
 
 
 @pytest.fixture(scope="module")
