@@ -37,7 +37,10 @@ def test_how_a_decoder_reads_a_source_can_be_named_anew_for_a_bundle(
 ) -> None:
     """In pretraining and in fine-tuning alike, and no warning says otherwise."""
     assert cli.main(arguments(novels, tmp_path / "causal", **SHORT)) == 0
-    start: dict[str, Any] = {"init_from": tmp_path / "causal" / "bundle", "model__prefix_attention": "bidirectional"} | SHORT
+    start: dict[str, Any] = {
+        "init_from": tmp_path / "causal" / "bundle",
+        "model__prefix_attention": "bidirectional",
+    } | SHORT
     reversal = {"task__examples": 40, "task__longest": 8, "generation__max_new_tokens": 4}
     del start["tracking__samples_every"]
     made = {
