@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from benchmarks import picture, quality, tasks
+from benchmarks import picture, quality, tasks, training
 from benchmarks.harness import arguments_of, save, small_job, typed
 from pipeline.configuration import build
 from pipeline.data.catalogue import ENTRIES
@@ -23,6 +24,16 @@ def test_the_job_that_benchmarks_measure_is_understood(tmp_path: Path) -> None:
     assert config.data.corpus == ["novels/"] and config.data.validation_books == ["*emma*", "*alice*"]
     assert (config.model.family, config.model.size, config.trainer.max_steps) == ("decoder", "small", 3)
     assert typed(options)[:2] == ["--data.corpus", '["novels/"]']
+
+
+@pytest.mark.parametrize("family", ["encoder", "encoder-decoder"])
+def test_a_batch_in_parts_is_the_same_batch(family: str) -> None:
+    batch = training.make_batch(family)
+    parts = training.in_parts(batch, 4)
+    assert len(parts) == batch.samples / 4
+    for name in ("source_BS", "inputs_BT", "targets_BT"):
+        whole, cut = getattr(batch, name), [getattr(part, name) for part in parts]
+        assert cut == [None] * 4 if whole is None else torch.equal(torch.cat(cut), whole)
 
 
 def test_what_was_found_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
