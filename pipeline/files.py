@@ -135,7 +135,8 @@ def check_output(folder: Path, half: set[str], whole: bool) -> None:
     folder = folder.resolve()
     of_run = folder.name == "bundle" and (folder.parent / "config.yaml").is_file()
     if of_run or not (whole or {path.name for path in folder.glob("[!.]*")} <= half):
-        raise UserError(f"{folder}: {'is for its run to write' if of_run else 'holds something else'}; choose another")
+        why = "is for its run to write" if of_run else "holds what another command made, or other files"
+        raise UserError(f"{folder}: {why}; choose another folder")
 
 
 @contextmanager

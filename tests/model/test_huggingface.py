@@ -196,7 +196,7 @@ def test_a_bundle_does_not_overwrite_a_model_of_transformers(
     folder = Path(save(make(*MODELS["bert"]), tmp_path / "theirs"))
     before = (folder / "model.safetensors").read_bytes()
     assert cli.main(["import", str(folder), str(folder)]) == 2
-    assert "holds something else; choose another" in capsys.readouterr().err
+    assert "holds what another command made, or other files; choose another folder" in capsys.readouterr().err
     assert (folder / "model.safetensors").read_bytes() == before
 
 
