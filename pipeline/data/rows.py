@@ -163,7 +163,8 @@ def as_row(columns: Columns, task: TaskConfig, names: dict[str, str], answers: b
 
 def column_names(task: TaskConfig) -> dict[str, str]:
     """Which column holds what: as the settings say, else as the task has it."""
-    given = {role: getattr(task, f"{role}_column") for role in ROLES}
+    columns = (task.source_column, task.target_column, task.label_column, task.references_column)
+    given = dict(zip(ROLES, columns, strict=True))
     return TASKS[task.name].columns | {name: column for name, column in given.items() if column}
 
 
